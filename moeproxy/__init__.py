@@ -1,0 +1,72 @@
+"""Proxy models for diagnosing reinforcement-learning failures of Mixture-of-Experts language models.
+
+    checkpoint = moeproxy.Checkpoint.open("model")          # reads the index only, loads no weights
+    profile = moeproxy.profile(checkpoint, prompts)         # how the model uses its experts
+    plan = moeproxy.select(profile, n_keep=16)              # which experts represent the others
+    proxy = moeproxy.build(checkpoint, plan, "model-16")    # a checkpoint of its own, checked by reload
+    result = moeproxy.compare(traces, "update_freeze", ...)  # does the proxy show the same failure?
+
+Array names carry their axes as a suffix, `load_LE` being layers x experts:
+L layer, E expert, C cluster, K top-k, T token, D width, F expert width, B prompt, G sample, S step.
+
+Public names are imported on first use, so `import moeproxy` loads neither torch nor NumPy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from moeproxy.errors import MoeproxyError
+    from moeproxy.experts.checkpoint import Checkpoint
+    from moeproxy.experts.profile import ExpertProfile, profile
+    from moeproxy.proxy.build import Proxy, build, check
+    from moeproxy.proxy.cluster import KeepPlan, allowed_counts, select
+    from moeproxy.proxy.cost import cost
+    from moeproxy.traces.trace import RunInfo, Trace, load_dir
+    from moeproxy.triage.compare import Comparison, compare, compare_all
+
+_HOMES = {
+    "moeproxy.errors": ("MoeproxyError",),
+    "moeproxy.experts.checkpoint": ("Checkpoint",),
+    "moeproxy.experts.profile": ("ExpertProfile", "profile"),
+    "moeproxy.proxy.build": ("Proxy", "build", "check"),
+    "moeproxy.proxy.cluster": ("KeepPlan", "allowed_counts", "select"),
+    "moeproxy.proxy.cost": ("cost",),
+    "moeproxy.traces.trace": ("RunInfo", "Trace", "load_dir"),
+    "moeproxy.triage.compare": ("Comparison", "compare", "compare_all"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Checkpoint",
+    "Comparison",
+    "ExpertProfile",
+    "KeepPlan",
+    "MoeproxyError",
+    "Proxy",
+    "RunInfo",
+    "Trace",
+    "allowed_counts",
+    "build",
+    "check",
+    "compare",
+    "compare_all",
+    "cost",
+    "load_dir",
+    "profile",
+    "select",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'moeproxy' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value  # found directly the next time
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,52 @@
+"""What every test runs under: one thread, fixed seeds, no network beyond this machine."""
+
+from __future__ import annotations
+
+import os
+
+# Before anything imports numpy or torch: they read these once. The processes that tests start inherit them.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    TOKENIZERS_PARALLELISM="false",
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    JUPYTER_PLATFORM_DIRS="1",
+)
+
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+_connect = socket.socket.connect
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+def _connect_here_only(self: socket.socket, address: Any) -> None:
+    if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOOPBACK):
+        raise RuntimeError(f"a test tried to reach {address[0]}: tests must run without a network")
+    _connect(self, address)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network() -> Iterator[None]:
+    """Refuse every connection that leaves this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", _connect_here_only)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Fix the global generators; library code takes its seeds as arguments."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - third parties draw from the legacy generator
+    # torch only where a test already paid for it: most tests run without.
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)

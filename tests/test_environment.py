@@ -1,0 +1,52 @@
+"""environment.yml and the exact pins name the same packages as pyproject.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+CONDA_NAMES = {"pytorch-cpu": "torch"}
+NOT_DEPENDENCIES = {"python", "pip"}
+
+
+def _pyproject() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return _ranges(project["dependencies"])
+
+
+def _ranges(lines: list[str]) -> dict[str, str]:
+    found = [Requirement(line) for line in lines]
+    return {CONDA_NAMES.get(r.name, canonicalize_name(r.name)): str(r.specifier) for r in found}
+
+
+def test_environment_yml_equals_pyproject() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    lines = [line for line in environment["dependencies"] if isinstance(line, str)]
+    conda = [line for line in lines if line.split("=")[0] not in NOT_DEPENDENCIES]
+    pip = next(line["pip"] for line in environment["dependencies"] if isinstance(line, dict))
+    assert pip[-1] == "-e .", "the project itself comes last"
+    assert _ranges([*conda, *pip[:-1]]) == _pyproject()
+
+
+def test_environment_yml_uses_one_channel_and_a_supported_python() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    assert "python=3.11" in environment["dependencies"]
+
+
+@pytest.mark.parametrize("name", ["torch", "trl", "transformers"])
+def test_constraints_pin_within_the_allowed_range(name: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {
+        r.name: r.specifier
+        for r in map(Requirement, filter(None, (line.partition("#")[0] for line in lines)))
+    }
+    (pin,) = pins[name]
+    assert pin.operator == "=="
+    assert pin.version in Requirement(f"{name}{_pyproject()[name]}").specifier
