@@ -1,0 +1,1 @@
+"""What people look at: figures, panels and the report."""
