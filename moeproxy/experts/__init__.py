@@ -1,0 +1,1 @@
+"""Open a Mixture-of-Experts checkpoint and see how it uses its experts."""

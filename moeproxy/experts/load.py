@@ -1,0 +1,105 @@
+"""Load a checkpoint's model and tokenizer through transformers, offline, and look for broken weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from moeproxy.errors import CheckpointError, ProfileError
+from moeproxy.experts.checkpoint import Checkpoint
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = "cpu") -> Any:
+    """Return the causal language model in eval mode with grouped matrix multiplication for its experts.
+
+    Raises:
+        CheckpointError: transformers cannot build the model, or weights are missing.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with _quiet():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                checkpoint.path, dtype=dtype, experts_implementation="grouped_mm", local_files_only=True,
+                output_loading_info=True,
+            )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"transformers cannot load the model ({_first_line(error)})",
+            expected="a checkpoint that AutoModelForCausalLM loads",
+            remedy="load it with transformers alone to see the whole message",
+            where=checkpoint.path,
+        ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors are missing from the weights, first '{missing[0]}'",
+            expected="every weight of the model",
+            remedy="check that all shards are there and belong to the same model",
+            where=checkpoint.path,
+        )
+    return model.to(device).eval()
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """Return the checkpoint's tokenizer; raises ProfileError naming the directory if it has none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ProfileError(
+            f"the directory has no usable tokenizer ({_first_line(error)})",
+            expected="tokenizer files beside the weights",
+            remedy="save the tokenizer into the checkpoint directory with save_pretrained",
+            where=checkpoint.path,
+        ) from error
+
+
+def find_not_finite(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError naming file and tensor if a weight is NaN or infinite."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    bad = [name for name, value in tensors if value.is_floating_point() and not bool(value.isfinite().all())]
+    if bad:
+        file, tensor = _on_disk(checkpoint) or (checkpoint.path, bad[0])
+        raise CheckpointError(
+            f"tensor '{tensor}' holds NaN or infinite weights",
+            expected="finite weights",
+            remedy="go back to an earlier checkpoint of the run, or download this file again",
+            where=file,
+        )
+
+
+def _on_disk(checkpoint: Checkpoint) -> tuple[Path, str] | None:
+    """First stored tensor that is not finite: its file and name."""
+    for shard in checkpoint.shards:
+        with safe_open(shard.path, framework="pt") as stream:
+            for name in shard.tensors:
+                value = stream.get_tensor(name)
+                if value.is_floating_point() and not bool(torch.isfinite(value.float()).all()):
+                    return shard.path, name
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Switch transformers' own progress bars off and back to what they were."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -1,0 +1,114 @@
+"""Hooks that watch the experts module during a forward pass and add up what it did, padding left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class LayerTotals:
+    """Running sums of one MoE layer over all valid tokens (E experts, D width)."""
+
+    load_E: Tensor
+    gate_E: Tensor
+    saliency_E: Tensor
+    norm_E: Tensor
+    peak_E: Tensor
+    cooccur_EE: Tensor
+    context_ED: Tensor
+    choices: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def zeros(cls, n_experts: int, width: int) -> LayerTotals:
+        """Sums before the first token, in float64 (counts in int64)."""
+        one = [torch.zeros(n_experts, dtype=torch.float64) for _ in range(4)]
+        return cls(
+            torch.zeros(n_experts, dtype=torch.int64),
+            *one,
+            torch.zeros(n_experts, n_experts, dtype=torch.int64),
+            torch.zeros(n_experts, width, dtype=torch.float64),
+        )
+
+    def add(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor) -> None:
+        """Add a batch of valid tokens: hidden states, chosen experts, gate weights, outputs before gating."""
+        n_experts = len(self.load_E)
+        flat_S, gate_S = index_TK.flatten(), weight_TK.flatten().double()
+        outputs_SD = output_TKD.flatten(0, 1).float()
+        norm_S = outputs_SD.norm(dim=-1).double()
+        peak_S = outputs_SD.abs().amax(dim=-1).double()
+        self.load_E += torch.bincount(flat_S, minlength=n_experts).cpu()
+        self.gate_E += torch.bincount(flat_S, gate_S, n_experts).cpu()
+        self.norm_E += torch.bincount(flat_S, norm_S, n_experts).cpu()
+        self.saliency_E += torch.bincount(flat_S, gate_S * norm_S, n_experts).cpu()
+        self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
+        self._add_pairs(hidden_TD, index_TK, weight_TK, n_experts)
+        self.choices.append(index_TK.to(torch.int16).cpu())
+        self.weights.append(weight_TK.to(torch.float16).cpu())
+
+    def _add_pairs(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, n_experts: int) -> None:
+        # float32 counts are exact below 2**24 tokens a batch, far above any batch.
+        chosen_TE = torch.zeros(len(index_TK), n_experts, device=index_TK.device)
+        chosen_TE.scatter_(1, index_TK, 1.0)
+        self.cooccur_EE += (chosen_TE.T @ chosen_TE).cpu().long()
+        gate_TE = torch.zeros_like(chosen_TE).scatter_(1, index_TK, weight_TK.float())
+        self.context_ED += (gate_TE.T @ hidden_TD.float()).cpu().double()
+
+
+class ExpertsObserver:
+    """Forward hooks on one experts module that let it compute each expert's own output, and record it.
+
+    The module is called with every (token, expert) pair as a token of its own with gate weight 1, so its output is the
+    experts' outputs before gating; the hook then applies the gate weights and sums over k as the module would. The
+    routing is the model's own, and nothing is computed twice.
+    """
+
+    def __init__(self, totals: LayerTotals, mask: list[Tensor]) -> None:
+        self.totals = totals
+        self._mask = mask  # one element: the valid tokens of the batch in flight
+        self._arguments: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replace the arguments by one pair a row."""
+        hidden_TD, index_TK, weight_TK = _arguments(args, kwargs)
+        self._arguments = (hidden_TD, index_TK, weight_TK)
+        pairs_SD = hidden_TD.repeat_interleave(index_TK.shape[1], dim=0)
+        return (pairs_SD, index_TK.reshape(-1, 1), torch.ones_like(weight_TK).reshape(-1, 1)), {}
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output_SD: Tensor) -> Tensor:
+        """Record the experts' outputs and return their gated sum."""
+        if self._arguments is None:  # cannot happen: `before` runs first
+            return output_SD
+        hidden_TD, index_TK, weight_TK = self._arguments
+        self._arguments = None
+        output_TKD = output_SD.view(*index_TK.shape, -1)
+        valid_T = self._mask[0].reshape(-1).to(index_TK.device)
+        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T])
+        return (output_TKD * weight_TK.unsqueeze(-1)).sum(dim=1).to(hidden_TD.dtype)
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    names = ("hidden_states", "top_k_index", "top_k_weights")
+    values = [*args, *(kwargs[name] for name in names[len(args) :])]
+    return values[0], values[1], values[2]
+
+
+@contextmanager
+def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]) -> Iterator[None]:
+    """Hook the experts modules (by layer) for the duration of the block; the hooks are always removed."""
+    handles = []
+    try:
+        for layer, module in modules.items():
+            observer = ExpertsObserver(totals[layer], mask)
+            handles.append(module.register_forward_pre_hook(observer.before, with_kwargs=True))
+            handles.append(module.register_forward_hook(observer.after, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

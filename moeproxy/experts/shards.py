@@ -1,0 +1,189 @@
+"""Read safetensors headers and find out what each tensor is, without loading weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from moeproxy.errors import CheckpointError
+from moeproxy.experts.families import Family, Sliced
+
+INDEX_NAME = "model.safetensors.index.json"
+_MAX_HEADER = 1 << 30
+
+# Bits an element takes, by safetensors dtype name.
+DTYPE_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,
+    "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies: shard file name, dtype, shape, byte offset within the file and size in bytes."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def n_params(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One safetensors file: its header as bytes, size, tensors and free-text metadata."""
+
+    path: Path
+    header: bytes
+    size: int
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a tensor is: a router row block, stacked experts, one expert's own tensor, or unknown in a MoE block."""
+
+    kind: Literal["router", "stacked", "each", "unknown"]
+    layer: int
+    rule: Sliced | None = None
+    expert: int | None = None
+    rest: str = ""
+
+
+def read_shard(path: Path) -> Shard:
+    """Read and check the header of one safetensors file.
+
+    Raises:
+        CheckpointError: the file is missing, no safetensors file, or shorter or longer than its header says.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = stream.read(length) if length <= min(size, _MAX_HEADER) else b""
+    except OSError as error:
+        raise _broken(path, f"the shard cannot be read ({error.strerror})") from error
+    if size < 8 or len(header) != length:
+        raise _broken(path, f"the shard is truncated: {size:,} bytes do not even hold its header")
+    entries = _parse(path, header)
+    metadata = entries.pop("__metadata__", {})
+    tensors = {name: _tensor_info(path, name, entry, 8 + length) for name, entry in entries.items()}
+    end = max((info.offset + info.nbytes for info in tensors.values()), default=8 + length)
+    if size != end:
+        kind = "truncated" if size < end else "longer than its header says"
+        raise _broken(path, f"the shard is {kind}: {size:,} bytes instead of {end:,}")
+    return Shard(path, header, size, tensors, metadata)
+
+
+def _parse(path: Path, header: bytes) -> dict[str, Any]:
+    try:
+        entries = json.loads(header)
+    except ValueError as error:
+        raise _broken(path, "the shard's header is no JSON") from error
+    if not isinstance(entries, dict):
+        raise _broken(path, "the shard's header is no JSON object")
+    return entries
+
+
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    try:
+        start, stop = entry["data_offsets"]
+        shape = tuple(int(n) for n in entry["shape"])
+        info = TensorInfo(path.name, entry["dtype"], shape, data_start + start, stop - start)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _broken(path, f"the shard's header has a bad entry for '{name}'") from error
+    bits = DTYPE_BITS.get(info.dtype)
+    if bits is not None and info.n_params * bits != info.nbytes * 8:
+        raise _broken(path, f"'{name}' has {info.nbytes:,} bytes, which does not fit {info.dtype} {list(shape)}")
+    return info
+
+
+def _broken(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        found,
+        expected="a complete safetensors file",
+        remedy="download or copy this file again and compare its checksum with the source",
+        where=path,
+    )
+
+
+def shard_paths(directory: Path) -> tuple[Path, ...]:
+    """Return the weight files of a checkpoint directory, by its index if it has one.
+
+    Raises:
+        CheckpointError: no safetensors weights, an unreadable index, or an index that names missing files.
+    """
+    index = directory / INDEX_NAME
+    if index.is_file():
+        return tuple(directory / name for name in _indexed_files(index))
+    found = tuple(sorted(directory.glob("*.safetensors")))
+    if not found:
+        raise CheckpointError(
+            "the directory has no safetensors weights",
+            expected="model.safetensors, or shards with model.safetensors.index.json",
+            remedy="load the model with transformers and save it again with save_pretrained",
+            where=directory,
+        )
+    return found
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            "the shard index cannot be read",
+            expected="JSON with a weight_map from tensor name to file name",
+            remedy="download or copy this file again",
+            where=index,
+        ) from error
+    missing = [name for name in names if not (index.parent / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"the index names files that are not there: {', '.join(missing[:3])}",
+            expected=f"all {len(names)} shards in the directory",
+            remedy="finish the download or copy",
+            where=index,
+        )
+    return names
+
+
+@lru_cache(maxsize=64)
+def _patterns(family: Family) -> tuple[list[tuple[re.Pattern[str], Place]], re.Pattern[str], re.Pattern[str]]:
+    """Compiled name patterns of a family: its sliced tensors, one expert's tensors, and the whole block."""
+    places = [Place("router", -1, rule) for rule in family.router]
+    places += [Place("stacked", -1, rule) for rule in family.stacked]
+    sliced = [(re.compile(_regex(family, place.rule.name) + "$"), place) for place in places if place.rule]
+    each = re.compile(_regex(family, family.each) + r"(?P<rest>.+)$")
+    return sliced, each, re.compile(_regex(family, "") + r"(?P<rest>.+)$")
+
+
+def _regex(family: Family, name: str) -> str:
+    full = name if "{layer}" in name else f"{family.block}.{name}"
+    escaped = re.escape(full)
+    return escaped.replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
+
+
+def place_of(name: str, family: Family) -> Place | None:
+    """Say what part of a MoE layer the tensor `name` is; None for tensors that have no expert axis."""
+    sliced, each, block = _patterns(family)
+    for pattern, place in sliced:
+        if found := pattern.match(name):
+            return Place(place.kind, int(found["layer"]), place.rule)
+    if found := each.match(name):
+        return Place("each", int(found["layer"]), None, int(found["expert"]), found["rest"])
+    found = block.match(name)
+    if found is None or found["rest"].split(".")[0] in family.shared:
+        return None
+    return Place("unknown", int(found["layer"]), rest=found["rest"])

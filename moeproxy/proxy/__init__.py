@@ -1,0 +1,1 @@
+"""Choose representative experts and write the proxy checkpoint."""

@@ -1,0 +1,134 @@
+"""KeepPlan: which experts of each layer a proxy keeps, and which kept expert stands for each dropped one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from moeproxy.errors import ProxyError
+from moeproxy.experts.checkpoint import Checkpoint, html_table
+from moeproxy.experts.profile import ExpertProfile
+from moeproxy.files import atomic_file
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class KeepPlan:
+    """The experts a proxy keeps in every MoE layer.
+
+    Attributes:
+        method: how they were chosen.
+        n_keep: experts kept in each layer.
+        keep: decoder layer -> old expert ids, ascending; new expert i of that layer is old expert keep[layer][i].
+        label_LE: int64, for every old expert the new id of the expert that represents it, -1 where the method
+            groups nothing; rows follow the ascending layers of `keep`.
+        weights: view weights (router, co-activation, context) if clustered.
+        seed: seed of the method.
+        checkpoint_fingerprint: the checkpoint the ids belong to.
+        provenance: versions, command, time, settings.
+    """
+
+    method: str
+    n_keep: int
+    keep: Mapping[int, tuple[int, ...]]
+    label_LE: Int[np.ndarray, "L E"] = field(compare=False)
+    weights: tuple[float, float, float] | None
+    seed: int
+    checkpoint_fingerprint: str
+    provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON, complete or not at all; return its path."""
+        target = Path(path)
+        with atomic_file(target) as temporary:
+            temporary.write_text(self.to_json(), "utf-8")
+        return target
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `keep` is the keep map {layer: [old expert ids]}."""
+        fields = {
+            "format": FORMAT, "method": self.method, "n_keep": self.n_keep,
+            "keep": {str(layer): list(ids) for layer, ids in self.keep.items()}, "label": self.label_LE.tolist(),
+            "weights": self.weights, "seed": self.seed, "checkpoint_fingerprint": self.checkpoint_fingerprint,
+            "provenance": dict(self.provenance),
+        }  # fmt: skip
+        return json.dumps(fields) + "\n"
+
+    @classmethod
+    def load(cls, path: str | Path) -> KeepPlan:
+        """Read a plan that `save` wrote; raises ProxyError if the file is missing, cut off or of another format."""
+        try:
+            stored = json.loads(Path(path).read_text("utf-8"))
+            if stored["format"] != FORMAT:
+                raise ValueError(f"format {stored['format']}")
+            keep = {int(layer): tuple(ids) for layer, ids in stored["keep"].items()}
+            weights = None if stored["weights"] is None else check_three(stored["weights"])
+            return cls(
+                stored["method"], stored["n_keep"], keep, np.asarray(stored["label"], dtype=np.int64), weights,
+                stored["seed"], stored["checkpoint_fingerprint"], stored["provenance"],
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProxyError(
+                f"the keep plan cannot be read ({error})",
+                expected=f"JSON of format {FORMAT} written by KeepPlan.save",
+                remedy="run moeproxy.select again and save the result",
+                where=path,
+            ) from error
+
+    def __repr__(self) -> str:
+        n_experts = self.label_LE.shape[1]
+        return f"KeepPlan({self.method}: {self.n_keep} of {n_experts} experts in {len(self.keep)} layers)"
+
+    def _repr_html_(self) -> str:
+        rows: dict[str, object] = {"method": self.method, "kept per layer": self.n_keep, "seed": self.seed}
+        rows |= {f"layer {layer}": ", ".join(map(str, ids)) for layer, ids in self.keep.items()}
+        return html_table("Keep plan", rows)
+
+
+def check_three(values: list[float]) -> tuple[float, float, float]:
+    """Return exactly three numbers as a tuple."""
+    a, b, c = values
+    return float(a), float(b), float(c)
+
+
+def allowed_counts(source: ExpertProfile | Checkpoint) -> list[int]:
+    """Numbers of experts a proxy of this model can have, ascending, the original's included.
+
+    At least top-k; with group-limited routing a multiple of the number of groups, each group large enough for the
+    router to score (two where it sums the best two), and top-k within the chosen groups. One number for all layers,
+    since no runtime loads a different number in each.
+    """
+    groups, chosen = source.n_group or 1, source.topk_group or 1
+    smallest = source.min_group if isinstance(source, ExpertProfile) else source.family.min_group
+    if groups == 1:
+        # A single group that must score its best two still needs two experts.
+        return list(range(max(source.top_k, smallest), source.n_experts + 1))
+    sizes = range(smallest, source.n_experts // groups + 1)
+    return [groups * size for size in sizes if source.top_k <= chosen * size]
+
+
+def check_count(source: ExpertProfile | Checkpoint, n_keep: int) -> None:
+    """Raise ProxyError, listing the possible counts, if a proxy cannot keep `n_keep` experts a layer."""
+    counts = allowed_counts(source)
+    if isinstance(n_keep, bool) or n_keep not in counts:
+        reason = f"of {source.n_experts}, top-{source.top_k}"
+        if source.n_group and source.n_group > 1:
+            reason += f", {source.n_group} groups of which {source.topk_group} are used"
+        raise ProxyError(
+            f"a proxy cannot keep {n_keep} experts per layer ({reason})",
+            expected=f"one of {_listed(counts)}",
+            remedy="choose one of these counts",
+        )
+
+
+def _listed(counts: list[int]) -> str:
+    if len(counts) > 12 and counts == list(range(counts[0], counts[-1] + 1)):
+        return f"{counts[0]} to {counts[-1]}"
+    return ", ".join(map(str, counts))

@@ -1,0 +1,163 @@
+"""Copy the kept experts' bytes from a checkpoint's shards to new ones, without holding a tensor in memory.
+
+Works on bytes: a kept expert's rows are the same bytes in any dtype, quantised ones included.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from moeproxy.errors import ProxyError
+from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.shards import Place, Shard, TensorInfo
+from moeproxy.proxy.plan import KeepPlan
+
+_CHUNK = 16 << 20
+_ALIGN = 8
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One output tensor: new name and shape, and the byte ranges (offset, length) of its source, in order."""
+
+    name: str
+    source: str
+    info: TensorInfo
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the new tensor."""
+        return sum(length for _, length in self.ranges)
+
+    @property
+    def n_params(self) -> int:
+        """Elements of the new tensor."""
+        return math.prod(self.shape)
+
+
+def planned_copies(checkpoint: Checkpoint, plan: KeepPlan, shard: Shard) -> list[Copy]:
+    """Return what of `shard` goes into the proxy, in the order of its bytes."""
+    items = sorted(shard.tensors.items(), key=lambda item: item[1].offset)
+    copies = (_copy(checkpoint, plan, name, info) for name, info in items)
+    return [copy for copy in copies if copy is not None]
+
+
+def _copy(checkpoint: Checkpoint, plan: KeepPlan, name: str, info: TensorInfo) -> Copy | None:
+    place = checkpoint.places.get(name)
+    whole = ((info.offset, info.nbytes),)
+    if place is None or place.kind == "unknown":
+        return Copy(name, name, info, info.shape, whole)
+    keep = plan.keep[place.layer]
+    if place.kind == "each":
+        if place.expert not in keep:
+            return None
+        return Copy(_renumbered(checkpoint, place, keep.index(place.expert)), name, info, info.shape, whole)
+    return _sliced(checkpoint, place, keep, name, info)
+
+
+def _renumbered(checkpoint: Checkpoint, place: Place, expert: int) -> str:
+    family = checkpoint.family
+    prefix = family.each if "{layer}" in family.each else f"{family.block}.{family.each}"
+    return prefix.format(layer=place.layer, expert=expert) + place.rest
+
+
+def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: str, info: TensorInfo) -> Copy:
+    """Keep the rows of kept experts, and the tail, along the tensor's expert axis."""
+    axis = place.rule.axis if place.rule else 0
+    tail = checkpoint.tail(place.rule) if place.rule else 0
+    per_expert = (info.shape[axis] - tail) // checkpoint.n_experts
+    row_bytes = info.nbytes // math.prod(info.shape[: axis + 1])
+    rows = [(expert * per_expert, per_expert) for expert in keep]
+    if tail:
+        rows.append((checkpoint.n_experts * per_expert, tail))
+    slabs = range(math.prod(info.shape[:axis]))
+    slab_bytes = row_bytes * info.shape[axis]
+    ranges = [(info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows]
+    shape = (*info.shape[:axis], len(keep) * per_expert + tail, *info.shape[axis + 1 :])
+    return Copy(name, name, info, shape, tuple(_joined(ranges)))
+
+
+def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Merge byte ranges that touch, so that neighbours are read at once."""
+    start, length = ranges[0]
+    for offset, size in ranges[1:]:
+        if offset == start + length:
+            length += size
+            continue
+        yield start, length
+        start, length = offset, size
+    yield start, length
+
+
+def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[int], None]) -> None:
+    """Write one safetensors file from byte ranges of another.
+
+    Args:
+        source: the shard to read.
+        copies: what to write, in order.
+        out: the new file.
+        moved: called with the number of bytes after each chunk.
+
+    Raises:
+        ProxyError: a copied tensor holds NaN or infinite values.
+    """
+    with source.path.open("rb") as reader, out.open("wb") as writer:
+        writer.write(_header(copies, source.metadata))
+        for copy in copies:
+            for offset, length in copy.ranges:
+                for chunk in _chunks(reader, offset, length):
+                    _check_finite(chunk, copy, source.path)
+                    writer.write(chunk)
+                    moved(len(chunk))
+
+
+def _header(copies: list[Copy], metadata: dict[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    position = 0
+    for copy in copies:
+        stop = position + copy.nbytes
+        entries[copy.name] = {"dtype": copy.info.dtype, "shape": copy.shape, "data_offsets": [position, stop]}
+        position = stop
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _chunks(reader: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
+    reader.seek(offset)
+    while length:
+        chunk = reader.read(min(length, _CHUNK))
+        if not chunk:
+            raise OSError(f"file ended {length} bytes early")
+        length -= len(chunk)
+        yield chunk
+
+
+# dtype -> (integer of the same width, exponent bits): all exponent bits set means NaN or infinite.
+_EXPONENT = {
+    "F64": (np.uint64, 0x7FF0000000000000), "F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00),
+    "BF16": (np.uint16, 0x7F80),
+}  # fmt: skip
+
+
+def _check_finite(chunk: bytes, copy: Copy, path: Path) -> None:
+    if copy.info.dtype not in _EXPONENT:
+        return
+    integer, bits = _EXPONENT[copy.info.dtype]
+    mask = integer(bits)
+    if bool(((np.frombuffer(chunk, dtype=integer) & mask) == mask).any()):
+        raise ProxyError(
+            f"tensor '{copy.source}' holds NaN or infinite weights",
+            expected="finite weights",
+            remedy="go back to an earlier checkpoint of the run, or download this file again",
+            where=path,
+        )
