@@ -117,7 +117,7 @@ class LiveFigure:
         self.widget = go.FigureWidget(figure)
 
     @contextmanager
-    def change(self) -> Iterator[go.FigureWidget]:
+    def change(self) -> Iterator[Any]:
         """Yield the widget under the lock; all changes reach the screen together."""
         with self._lock:
             with self.widget.batch_update():

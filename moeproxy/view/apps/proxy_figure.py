@@ -1,0 +1,184 @@
+"""The figure of the proxy panel: what is kept in every layer, in one layer, and what it saves.
+
+Pure functions from a `PanelState` to a figure, to new values for its traces, and to a sentence. The number
+and order of traces never change, so a live figure is updated in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Bool, Float
+from plotly.subplots import make_subplots
+
+from moeproxy.experts.profile import ExpertProfile
+from moeproxy.proxy.cost import Cost
+from moeproxy.proxy.plan import KeepPlan
+
+HEIGHT_PX = 640
+# Okabe-Ito: the original and the proxy keep these two colours in every figure of the suite.
+_ORIGINAL, _PROXY, _KEPT, _DROPPED = "#0072B2", "#D55E00", "#009E73", "#999999"
+_GREYS = [[0.0, "#f2f2f2"], [1.0, "#7d7d7d"]]
+
+
+@dataclass(frozen=True)
+class PanelState:
+    """What the panel shows: a plan on a profile, one chosen layer, and the cost before and after.
+
+    Attributes:
+        profile: the calibration profile that the plan was made from.
+        plan: which experts are kept.
+        layer: decoder layer number of the lower left part, one of `profile.moe_layers`.
+        original: cost of the original model.
+        predicted: cost of the proxy that the plan would give.
+    """
+
+    profile: ExpertProfile
+    plan: KeepPlan
+    layer: int
+    original: Cost
+    predicted: Cost
+
+    @cached_property
+    def share_LE(self) -> Float[np.ndarray, "L E"]:
+        """Percent of a layer's routed tokens that each expert receives."""
+        load_LE = self.profile.load_LE
+        return 100.0 * load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1)
+
+    @cached_property
+    def kept_LE(self) -> Bool[np.ndarray, "L E"]:
+        """Whether an expert is kept."""
+        kept_LE = np.zeros(self.profile.load_LE.shape, dtype=bool)
+        for row, layer in enumerate(self.profile.moe_layers):
+            kept_LE[row, list(self.plan.keep[layer])] = True
+        return kept_LE
+
+    @property
+    def row(self) -> int:
+        """Index of the chosen layer on the L axis."""
+        return self.profile.moe_layers.index(self.layer)
+
+
+def proxy_figure(state: PanelState) -> go.Figure:
+    """Return the complete figure for `state`."""
+    figure = make_subplots(
+        rows=2,
+        cols=2,
+        specs=[[{"colspan": 2}, None], [{}, {}]],
+        column_widths=[0.66, 0.34],
+        row_heights=[0.42, 0.58],
+        vertical_spacing=0.2,
+        horizontal_spacing=0.12,
+        subplot_titles=("Experts kept in every layer", layer_title(state), "Predicted size of the weights"),
+    )
+    for trace, (row, col) in zip(_traces(state), ((1, 1), (1, 1), (2, 1), (2, 1), (2, 2)), strict=True):
+        figure.add_trace(trace, row=row, col=col)
+    _label_axes(figure, state)
+    figure.update_layout(
+        height=HEIGHT_PX,
+        template="plotly_white",
+        title={"text": title(state), "x": 0.01, "xanchor": "left"},
+        barmode="overlay",
+        bargap=0.15,
+        margin={"l": 70, "r": 30, "t": 90, "b": 60},
+        legend={"orientation": "h", "x": 0.0, "y": -0.12, "yanchor": "top", "title": {"text": ""}},
+        coloraxis=_colours(state),
+        uirevision="panel",  # a redraw keeps the reader's zoom
+    )
+    return figure
+
+
+def title(state: PanelState) -> str:
+    """Return the figure's title: the choice and what it costs."""
+    plan, share = state.plan, state.predicted.nbytes / state.original.nbytes
+    choice = f"{plan.n_keep} of {state.profile.n_experts} experts per layer, method {plan.method}"
+    return f"{choice}: {share:.0%} of the bytes"
+
+
+def layer_title(state: PanelState) -> str:
+    """Return the title of the lower left part."""
+    return f"Layer {state.layer}: how many tokens each expert receives"
+
+
+def describe(state: PanelState) -> str:
+    """Return what the figure shows for the chosen layer, in words."""
+    share_E, kept_E = state.share_LE[state.row], state.kept_LE[state.row]
+    kept = ", ".join(map(str, np.flatnonzero(kept_E)))
+    served = share_E[kept_E].sum()
+    sentence = f"Layer {state.layer} keeps experts {kept}; they received {served:.0f} % of its tokens."
+    if not kept_E.all():
+        lost = int(np.where(kept_E, -1.0, share_E).argmax())
+        sentence += f" The most used expert dropped is {lost} ({share_E[lost]:.1f} %)."
+    sizes = f"{_megabytes(state.original):,.2f} to {_megabytes(state.predicted):,.2f} MB"
+    return f"{sentence} The weights shrink from {sizes}."
+
+
+def values(state: PanelState) -> list[dict[str, Any]]:
+    """Return, per trace of `proxy_figure`, the properties that depend on the state."""
+    share_LE, kept_LE = state.share_LE, state.kept_LE
+    share_E, kept_E = share_LE[state.row], kept_LE[state.row]
+    sizes = [_megabytes(state.original), _megabytes(state.predicted)]
+    return [
+        {"z": np.where(kept_LE, share_LE, np.nan)},
+        {"z": np.where(kept_LE, np.nan, share_LE)},
+        {"y": np.where(kept_E, share_E, np.nan)},
+        {"y": np.where(kept_E, np.nan, share_E)},
+        {"x": sizes, "text": [f"{size:,.2f} MB" for size in sizes]},
+    ]
+
+
+def _traces(state: PanelState) -> list[go.Heatmap | go.Bar]:
+    kept, dropped, bars_kept, bars_dropped, sizes = values(state)
+    experts = np.arange(state.profile.n_experts)
+    grid = {"x": experts, "y": [str(layer) for layer in state.profile.moe_layers], "xgap": 1, "ygap": 1}
+    hover = "layer %{y}, expert %{x}: %{z:.2f} % of tokens"
+    greys = {"colorscale": _GREYS, "zmin": 0, "zmax": _top(state), "showscale": False}
+    bar_hover = "expert %{x}: %{y:.2f} % of tokens<extra></extra>"
+    stripes = {"color": _DROPPED, "pattern": {"shape": "/", "size": 5, "solidity": 0.35}}
+    return [
+        go.Heatmap(**kept, **grid, coloraxis="coloraxis", hovertemplate=hover + "<extra>kept</extra>"),
+        go.Heatmap(**dropped, **grid, **greys, hovertemplate=hover + "<extra>dropped</extra>"),
+        go.Bar(**bars_kept, x=experts, name="kept", marker={"color": _KEPT}, hovertemplate=bar_hover),
+        go.Bar(**bars_dropped, x=experts, name="dropped", marker=stripes, hovertemplate=bar_hover),
+        go.Bar(
+            **sizes,
+            y=["original", "proxy"],
+            orientation="h",
+            showlegend=False,
+            marker={"color": [_ORIGINAL, _PROXY]},
+            hovertemplate="%{y}: %{x:.2f} MB<extra></extra>",
+        ),
+    ]
+
+
+def _label_axes(figure: go.Figure, state: PanelState) -> None:
+    figure.update_xaxes(title_text="expert", row=1, col=1)
+    figure.update_yaxes(title_text="layer", type="category", autorange="reversed", row=1, col=1)
+    figure.update_xaxes(title_text="expert", row=2, col=1)
+    figure.update_yaxes(title_text="% of tokens", rangemode="tozero", row=2, col=1)
+    figure.update_xaxes(title_text="MB", range=[0, 1.05 * _megabytes(state.original)], row=2, col=2)
+    figure.update_yaxes(autorange="reversed", row=2, col=2)
+
+
+def _colours(state: PanelState) -> dict[str, Any]:
+    # Beside the upper row only: the default bar spans the figure and meets the legend.
+    bar = {
+        "title": {"text": "kept:<br>% of tokens"},
+        "len": 0.42,
+        "y": 1.0,
+        "yanchor": "top",
+        "thickness": 14,
+    }
+    return {"colorscale": "Cividis", "cmin": 0, "cmax": _top(state), "colorbar": bar}
+
+
+def _top(state: PanelState) -> float:
+    return max(float(state.share_LE.max()), 1e-9)
+
+
+def _megabytes(cost: Cost) -> float:
+    return cost.nbytes / 1e6

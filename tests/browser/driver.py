@@ -1,0 +1,130 @@
+"""Drive JupyterLab through its own application object.
+
+What the page shows is no sign of readiness: the execution indicator says "idle" before there is a kernel, and
+Run All then opens a "Select Kernel" dialog instead of running. And cells outside the window have no elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Page
+
+from tests.browser.server import LabServer
+
+TIMEOUT_MS = 180_000
+
+_READY = """async path => {
+  const pause = () => new Promise(done => setTimeout(done, 50));
+  const app = window.jupyterapp;
+  await app.restored;
+  let panel = null;
+  while (!panel) {
+    const shown = app.shell.currentWidget;
+    if (shown && shown.context && shown.context.path === path) panel = shown; else await pause();
+  }
+  await panel.context.ready;
+  await panel.context.sessionContext.ready;
+  for (;;) {
+    const session = panel.context.sessionContext.session, kernel = session && session.kernel;
+    if (kernel) {
+      await kernel.info;
+      if (kernel.connectionStatus === "connected" && kernel.status === "idle") return kernel.id;
+    }
+    await pause();
+  }
+}"""
+_COMMAND = "async name => { await window.jupyterapp.commands.execute(name); }"
+_CELLS = (
+    "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.map(cell => cell.toJSON())"
+)
+_EXECUTE = """async code => {
+  const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+  const future = kernel.requestExecute({ code, store_history: false });
+  let out = "";
+  future.onIOPub = message => {
+    const { header, content } = message;
+    if (header.msg_type === "stream") out += content.text;
+    if (header.msg_type === "error") out += `error: ${content.ename}: ${content.evalue}`;
+  };
+  await future.done;
+  return out;
+}"""
+_SCROLL = """index => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  notebook.activeCellIndex = index;
+  return notebook.scrollToItem(index, "start");
+}"""
+
+
+class Lab:
+    """One JupyterLab page with one notebook.
+
+    Attributes:
+        problems: uncaught exceptions and console errors of the page, as text.
+        foreign: addresses asked of any other host.
+    """
+
+    def __init__(self, page: Page, server: LabServer) -> None:
+        self.page, self.server = page, server
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        page.set_default_timeout(60_000)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda message: self._note(message.type, message.text))
+        page.on("request", lambda request: self._check_host(request.url))
+        page.on("websocket", lambda socket: self._check_host(socket.url))
+
+    def open(self, path: str) -> None:
+        """Open a notebook and wait until its kernel takes work."""
+        self.page.goto(self.server.page(path), timeout=TIMEOUT_MS)
+        self._wait_until_ready(path)
+
+    def reload(self, path: str) -> None:
+        """Save, then load the page anew; the kernel goes on living."""
+        self.command("docmanager:save")
+        self.page.reload(timeout=TIMEOUT_MS)
+        self._wait_until_ready(path)
+
+    def run_all(self) -> None:
+        """Run all cells and wait for the last."""
+        self.command("notebook:run-all-cells")
+
+    def command(self, name: str) -> None:
+        """Execute a JupyterLab command and wait for its end."""
+        self.page.evaluate(_COMMAND, name)
+
+    def cells(self) -> list[dict[str, Any]]:
+        """All cells with their outputs, on screen or not."""
+        return self.page.evaluate(_CELLS)
+
+    def cell_errors(self) -> list[tuple[int, str, str]]:
+        """Index, exception type and message of every cell that failed."""
+        return [
+            (index, output["ename"], output["evalue"])
+            for index, cell in enumerate(self.cells())
+            for output in cell.get("outputs", [])
+            if output["output_type"] == "error"
+        ]
+
+    def execute(self, code: str) -> str:
+        """Run code in the kernel without a cell; return what it wrote."""
+        return self.page.evaluate(_EXECUTE, code).strip()
+
+    def scroll_to(self, index: int) -> None:
+        """Bring a cell to the top of the window."""
+        self.page.evaluate(_SCROLL, index)
+
+    def _wait_until_ready(self, path: str) -> None:
+        # A plain predicate: an asynchronous one is a promise, which counts as true at once.
+        self.page.wait_for_function("() => Boolean(window.jupyterapp)", timeout=TIMEOUT_MS)
+        self.page.evaluate(_READY, path)
+
+    def _note(self, kind: str, text: str) -> None:
+        if kind == "error":
+            self.problems.append(text)
+
+    def _check_host(self, url: str) -> None:
+        own = (self.server.base, self.server.base.replace("http", "ws", 1), "data:", "blob:")
+        if not url.startswith(own):
+            self.foreign.append(url)
