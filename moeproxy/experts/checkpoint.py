@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import CheckpointError
+from moeproxy.experts.config import Counts, parse_config, read_config
 from moeproxy.experts.families import Family, Sliced, family_of
 from moeproxy.experts.shards import Place, Shard, TensorInfo, place_of, read_shard, shard_paths
 
@@ -59,23 +59,32 @@ class Checkpoint:
         """Read a checkpoint directory's config and safetensors headers and check that they agree.
 
         Raises:
-            CheckpointError: no checkpoint, a dense or unknown model, a truncated shard, or an expert count that
-                disagrees with the weights; the message names the file and the remedy.
+            CheckpointError: no checkpoint, a dense or unknown model, a truncated shard, or an expert count
+                that disagrees with the weights; the message names the file and the remedy.
         """
         directory = Path(path)
-        raw = _read_config(directory)
-        config = _parse_config(raw, directory / "config.json")
+        raw = read_config(directory)
+        config = parse_config(raw, directory / "config.json")
         family = family_of(config, where=str(directory / "config.json"))
         shards = tuple(read_shard(file) for file in shard_paths(directory))
         tensors = _merge(shards)
-        counts = _Counts.read(config, family, directory / "config.json")
+        counts = Counts.read(config, family, directory / "config.json")
         places = {name: place for name in tensors if (place := place_of(name, family))}
         layers = _moe_layers(places, counts.n_layers, directory)
-        places = {name: place for name, place in places.items() if place.kind != "unknown" or place.layer in layers}
+        places = {
+            name: place for name, place in places.items() if place.kind != "unknown" or place.layer in layers
+        }
         checkpoint = cls(
-            directory, config, family, counts.n_layers, layers, counts.n_experts, counts.top_k, counts.n_group,
-            counts.topk_group, tensors, places, shards, _fingerprint(raw, shards),
-        )  # fmt: skip
+            path=directory,
+            config=config,
+            family=family,
+            moe_layers=layers,
+            tensors=tensors,
+            places=places,
+            shards=shards,
+            fingerprint=_fingerprint(raw, shards),
+            **vars(counts),
+        )
         _check_weights(checkpoint)
         return checkpoint
 
@@ -102,19 +111,24 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         groups = f", {self.n_group} groups" if self.n_group and self.n_group > 1 else ""
-        return (
-            f"Checkpoint({self.path.name}: {self.family.model_type}, {len(self.moe_layers)} of {self.n_layers} layers"
-            f" with {self.n_experts} experts, top-{self.top_k}{groups}, {self.n_params:,} parameters)"
-        )
+        layers = f"{len(self.moe_layers)} of {self.n_layers} layers with {self.n_experts} experts"
+        model = f"{self.path.name}: {self.family.model_type}"
+        return f"Checkpoint({model}, {layers}, top-{self.top_k}{groups}, {self.n_params:,} parameters)"
 
     def _repr_html_(self) -> str:
         rows = {
-            "directory": self.path.name, "model type": self.family.model_type, "router": self.family.router_kind,
-            "layers with experts": f"{len(self.moe_layers)} of {self.n_layers}", "experts per layer": self.n_experts,
-            "experts per token": self.top_k, "expert groups": self.n_group or "none",
-            "parameters": f"{self.n_params:,}", "weights": f"{self.nbytes / 1e6:,.1f} MB",
-            "files": len(self.shards), "fingerprint": self.fingerprint[:12],
-        }  # fmt: skip
+            "directory": self.path.name,
+            "model type": self.family.model_type,
+            "router": self.family.router_kind,
+            "layers with experts": f"{len(self.moe_layers)} of {self.n_layers}",
+            "experts per layer": self.n_experts,
+            "experts per token": self.top_k,
+            "expert groups": self.n_group or "none",
+            "parameters": f"{self.n_params:,}",
+            "weights": f"{self.nbytes / 1e6:,.1f} MB",
+            "files": len(self.shards),
+            "fingerprint": self.fingerprint[:12],
+        }
         return html_table("Checkpoint", rows)
 
 
@@ -126,88 +140,6 @@ def html_table(caption: str, rows: Mapping[str, object]) -> str:
         for name, value in rows.items()
     )
     return f"<table><caption>{html.escape(caption)}</caption><tbody>{body}</tbody></table>"
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """The counts a config states."""
-
-    n_layers: int
-    n_experts: int
-    top_k: int
-    n_group: int | None
-    topk_group: int | None
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], family: Family, where: Path) -> _Counts:
-        part = family.counts_in(config)
-        present = {key: part[key] for key in family.count_keys if part.get(key) is not None}
-        if not present:
-            raise CheckpointError(
-                "the config states no number of experts",
-                expected=f"one of {', '.join(family.count_keys)}",
-                remedy="restore the config.json that belongs to the weights",
-                where=where,
-            )
-        if len(set(present.values())) > 1:
-            raise CheckpointError(
-                "the config states two numbers of experts: " + ", ".join(f"{k} {v}" for k, v in present.items()),
-                expected="the same number under both keys",
-                remedy="set both to the number of rows of the router weight",
-                where=where,
-            )
-        n_experts = _positive(next(iter(present.values())), next(iter(present)), where)
-        top_k = _positive(part.get(family.top_k_key), family.top_k_key, where)
-        n_layers = _positive(part.get("num_hidden_layers"), "num_hidden_layers", where)
-        groups = [part.get(key) for key in family.group_keys or ()]
-        n_group, topk_group = groups if len(groups) == 2 and None not in groups else (None, None)
-        return cls(n_layers, n_experts, top_k, n_group, topk_group)
-
-
-def _positive(value: Any, key: str, where: Path) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise CheckpointError(
-            f"{key} is {value!r}",
-            expected=f"a positive whole number under {key}",
-            remedy="restore the config.json that belongs to the weights",
-            where=where,
-        )
-    return value
-
-
-def _read_config(directory: Path) -> bytes:
-    if not directory.is_dir():
-        what = "this is a file, no directory" if directory.exists() else "there is no such directory"
-        raise CheckpointError(
-            what,
-            expected="a model directory with config.json and safetensors files",
-            remedy="give the path of a directory that save_pretrained wrote",
-            where=directory,
-        )
-    file = directory / "config.json"
-    if not file.is_file():
-        raise CheckpointError(
-            "the directory is no checkpoint: it has no config.json",
-            expected="config.json and safetensors files",
-            remedy="give the path of a directory that save_pretrained wrote",
-            where=directory,
-        )
-    return file.read_bytes()
-
-
-def _parse_config(raw: bytes, where: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(raw)
-    except ValueError as error:
-        raise CheckpointError(
-            f"the config is no JSON ({error})",
-            expected="a transformers config.json",
-            remedy="download or copy this file again",
-            where=where,
-        ) from error
-    if not isinstance(config, dict):
-        raise CheckpointError("the config is no JSON object", remedy="download this file again", where=where)
-    return config
 
 
 def _merge(shards: tuple[Shard, ...]) -> dict[str, TensorInfo]:
@@ -248,7 +180,7 @@ def _moe_layers(places: Mapping[str, Place], n_layers: int, directory: Path) -> 
 
 
 def _check_weights(checkpoint: Checkpoint) -> None:
-    """Every tensor with an expert axis must have the rows, and every expert the tensors, that the config says."""
+    """Every tensor with an expert axis has the rows, and every expert the tensors, that the config says."""
     each: dict[tuple[int, str], set[int]] = {}
     for name, place in checkpoint.places.items():
         if place.kind == "each":
@@ -265,17 +197,24 @@ def _check_rows(checkpoint: Checkpoint, name: str, place: Place) -> None:
     info = checkpoint.tensors[name]
     if place.rule is None:
         if info.shape and info.shape[0] == checkpoint.n_experts:
-            raise CheckpointError(
-                f"tensor '{name}' {list(info.shape)} may have an expert axis that the family table does not know",
-                expected=f"only the tensors listed for {checkpoint.family.model_type}",
-                remedy="add it to the family's row in moeproxy/experts/families.py (router, stacked or shared)",
-                where=checkpoint.path / info.file,
-            )
+            raise _unlisted(checkpoint, name)
         return
-    rows = info.shape[place.rule.axis] - checkpoint.tail(place.rule) if len(info.shape) > place.rule.axis else 0
+    rows = 0
+    if len(info.shape) > place.rule.axis:
+        rows = info.shape[place.rule.axis] - checkpoint.tail(place.rule)
     wrong = rows % checkpoint.n_experts if place.kind == "stacked" else rows != checkpoint.n_experts
     if wrong or rows <= 0:
         raise _disagrees(checkpoint, f"'{name}' {list(info.shape)} in {info.file} has {rows} expert rows")
+
+
+def _unlisted(checkpoint: Checkpoint, name: str) -> CheckpointError:
+    info = checkpoint.tensors[name]
+    return CheckpointError(
+        f"tensor '{name}' {list(info.shape)} may have an expert axis, which the family table does not list",
+        expected=f"only the tensors listed for {checkpoint.family.model_type}",
+        remedy="add it to the family's row in moeproxy/experts/families.py (router, stacked or shared)",
+        where=checkpoint.path / info.file,
+    )
 
 
 def _disagrees(checkpoint: Checkpoint, what: str) -> CheckpointError:

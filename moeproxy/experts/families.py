@@ -45,7 +45,8 @@ class Family:
         router: tensors with one row an expert that choose experts (weights, biases, buffers), on disk.
         each: prefix of one expert's own tensors on disk; whatever follows (weight, scale) belongs to it.
         stacked: expert tensors when all experts of a layer share one tensor on disk.
-        count_keys: config keys that hold the number of experts; the first one present is read, all are kept equal.
+        count_keys: config keys that hold the number of experts; the first one present is read, all are kept
+            equal.
         write_keys: count keys a proxy's config must have, since some reader looks only there.
         top_k_key: config key of the experts per token.
         group_keys: config keys (number of groups, groups chosen), or None without group-limited routing.
@@ -53,8 +54,9 @@ class Family:
         shared: names under the block that have no expert axis and stay as they are.
         dense_keys: config keys that say which layers have no experts (for messages; weights decide).
         router_kind: how the router turns logits into weights, in words.
-        renormalised: whether the chosen weights are rescaled to a fixed sum ("norm_topk_prob": if the config says so).
-            Where they are not, pruning raises every remaining gate weight (softmax over fewer experts).
+        renormalised: whether the chosen weights are rescaled to a fixed sum ("norm_topk_prob": if the config
+            says so). Where they are not, pruning raises every remaining gate weight (softmax over fewer
+            experts).
         config_path: key of the nested config with the counts; empty for the top level.
         memory_block: module path of the block in transformers, if it differs from `block`.
         memory_router: router tensors in memory, if they differ from `router`.
@@ -174,6 +176,6 @@ def family_of(config: Mapping[str, Any], where: str = "") -> Family:
     raise CheckpointError(
         f"MoE model type '{model_type}' has no row in the family table",
         expected=f"one of {known}",
-        remedy="add a Family row to moeproxy/experts/families.py that names its router, experts and count keys",
+        remedy="add a row to moeproxy/experts/families.py that names its router, experts and count keys",
         where=where,
     )

@@ -25,10 +25,13 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = 
 
     try:
         with _quiet():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                checkpoint.path, dtype=dtype, experts_implementation="grouped_mm", local_files_only=True,
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                checkpoint.path,
+                dtype=dtype,
+                experts_implementation="grouped_mm",
+                local_files_only=True,
                 output_loading_info=True,
-            )  # fmt: skip
+            )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"transformers cannot load the model ({_first_line(error)})",
@@ -36,6 +39,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = 
             remedy="load it with transformers alone to see the whole message",
             where=checkpoint.path,
         ) from error
+    model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise CheckpointError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,18 +22,25 @@ class LayerTotals:
     peak_E: Tensor
     cooccur_EE: Tensor
     context_ED: Tensor
-    choices: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)
+    choices: list[Tensor]
+    weights: list[Tensor]
+    keep_choices: bool
 
     @classmethod
-    def zeros(cls, n_experts: int, width: int) -> LayerTotals:
+    def zeros(cls, n_experts: int, width: int, top_k: int, keep_choices: bool) -> LayerTotals:
         """Sums before the first token, in float64 (counts in int64)."""
-        one = [torch.zeros(n_experts, dtype=torch.float64) for _ in range(4)]
+        one = torch.zeros(n_experts, dtype=torch.float64)
         return cls(
-            torch.zeros(n_experts, dtype=torch.int64),
-            *one,
-            torch.zeros(n_experts, n_experts, dtype=torch.int64),
-            torch.zeros(n_experts, width, dtype=torch.float64),
+            load_E=torch.zeros(n_experts, dtype=torch.int64),
+            gate_E=one.clone(),
+            saliency_E=one.clone(),
+            norm_E=one.clone(),
+            peak_E=one.clone(),
+            cooccur_EE=torch.zeros(n_experts, n_experts, dtype=torch.int64),
+            context_ED=torch.zeros(n_experts, width, dtype=torch.float64),
+            choices=[torch.zeros(0, top_k, dtype=torch.int16)],
+            weights=[torch.zeros(0, top_k, dtype=torch.float16)],
+            keep_choices=keep_choices,
         )
 
     def add(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor) -> None:
@@ -49,8 +56,9 @@ class LayerTotals:
         self.saliency_E += torch.bincount(flat_S, gate_S * norm_S, n_experts).cpu()
         self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
         self._add_pairs(hidden_TD, index_TK, weight_TK, n_experts)
-        self.choices.append(index_TK.to(torch.int16).cpu())
-        self.weights.append(weight_TK.to(torch.float16).cpu())
+        if self.keep_choices:
+            self.choices.append(index_TK.to(torch.int16).cpu())
+            self.weights.append(weight_TK.to(torch.float16).cpu())
 
     def _add_pairs(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, n_experts: int) -> None:
         # float32 counts are exact below 2**24 tokens a batch, far above any batch.
@@ -64,9 +72,9 @@ class LayerTotals:
 class ExpertsObserver:
     """Forward hooks on one experts module that let it compute each expert's own output, and record it.
 
-    The module is called with every (token, expert) pair as a token of its own with gate weight 1, so its output is the
-    experts' outputs before gating; the hook then applies the gate weights and sums over k as the module would. The
-    routing is the model's own, and nothing is computed twice.
+    The module is called with every (token, expert) pair as a token of its own with gate weight 1, so its
+    output is the experts' outputs before gating; the hook then applies the gate weights and sums over k as
+    the module would. The routing is the model's own, and nothing is computed twice.
     """
 
     def __init__(self, totals: LayerTotals, mask: list[Tensor]) -> None:
@@ -100,7 +108,9 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, T
 
 
 @contextmanager
-def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]) -> Iterator[None]:
+def observed(
+    modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]
+) -> Iterator[None]:
     """Hook the experts modules (by layer) for the duration of the block; the hooks are always removed."""
     handles = []
     try:

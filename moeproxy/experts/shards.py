@@ -18,8 +18,8 @@ _MAX_HEADER = 1 << 30
 
 # Bits an element takes, by safetensors dtype name.
 DTYPE_BITS = {
-    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,
-    "U16": 16, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "BOOL": 8,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8,
 }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Place:
-    """What a tensor is: a router row block, stacked experts, one expert's own tensor, or unknown in a MoE block."""
+    """What a tensor of a MoE block is: router rows, stacked experts, one expert's own tensor, or unknown."""
 
     kind: Literal["router", "stacked", "each", "unknown"]
     layer: int
@@ -105,7 +105,9 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         raise _broken(path, f"the shard's header has a bad entry for '{name}'") from error
     bits = DTYPE_BITS.get(info.dtype)
     if bits is not None and info.n_params * bits != info.nbytes * 8:
-        raise _broken(path, f"'{name}' has {info.nbytes:,} bytes, which does not fit {info.dtype} {list(shape)}")
+        raise _broken(
+            path, f"'{name}' has {info.nbytes:,} bytes, which does not fit {info.dtype} {list(shape)}"
+        )
     return info
 
 

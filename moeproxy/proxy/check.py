@@ -51,14 +51,17 @@ class CheckReport:
         return f"CheckReport({self.verdict}, {self.n_logits:,} logits)"
 
 
-def prune_in_memory(model: nn.Module, plan: KeepPlan, family: Family, tails: dict[str, int] | None = None) -> Any:
+def prune_in_memory(
+    model: nn.Module, plan: KeepPlan, family: Family, tails: dict[str, int] | None = None
+) -> Any:
     """Return a copy of a loaded model with only the planned experts; `model` is not changed.
 
     Args:
         model: a transformers causal language model of the family.
         plan: experts to keep.
         family: its row of the table.
-        tails: rows after the experts' to keep, by sliced tensor name, where they differ from the table's numbers.
+        tails: rows after the experts' to keep, by sliced tensor name, where they differ from the table's
+            numbers.
     """
     pruned = copy.deepcopy(model)
     n_experts = plan.label_LE.shape[1]
@@ -118,7 +121,7 @@ def check_paths(source: Path, proxy: Path, plan: KeepPlan, *, seed: int, toleran
         raise ProxyError(
             f"the written proxy {report.verdict}",
             expected="the logits of the original pruned in memory",
-            remedy="do not use it; compare the family's row in moeproxy/experts/families.py with the checkpoint's names",
+            remedy="do not use it; compare the checkpoint's names with moeproxy/experts/families.py",
             where=proxy,
         )
     return report
@@ -129,4 +132,4 @@ def _logits(model: Any, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(0, model.get_input_embeddings().num_embeddings, (4, 64), generator=generator)
     with torch.inference_mode():
-        return model(input_ids=ids_BT.to(next(model.parameters()).device), use_cache=False).logits.float().cpu()
+        return model(input_ids=ids_BT, use_cache=False).logits.float()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,10 +10,10 @@ import kmedoids
 import numpy as np
 
 from moeproxy.errors import ProxyError
-from moeproxy.experts.profile import ExpertProfile
+from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
 from moeproxy.proxy.plan import KeepPlan, allowed_counts, check_count
-from moeproxy.proxy.similarity import WEIGHTS, Normalisation, check_weights, distances
+from moeproxy.proxy.similarity import WEIGHTS, Normalisation, Views, check_weights, distances
 
 __all__ = ["METHODS", "KeepPlan", "allowed_counts", "check_count", "select"]
 
@@ -37,9 +37,6 @@ class _Settings:
     weights: tuple[float, float, float]
     seed: int
     representative: Representative
-    normalisation: Normalisation
-    centred: bool
-    own_load: bool
     exclude_unused: bool
 
 
@@ -55,12 +52,13 @@ def select(
     centred: bool = False,
     own_load: bool = True,
     exclude_unused: bool = True,
+    views: Views | None = None,
 ) -> KeepPlan:
     """Choose `n_keep` experts in every MoE layer.
 
-    The clustering follows arXiv 2608.10823: k-medoids (FasterPAM) on the weighted sum of three distances from the
-    most used experts as first medoids; each cluster is represented by its most used member. With group-limited
-    routing every group keeps the same number and old group g becomes new group g.
+    The clustering follows arXiv 2608.10823: k-medoids (FasterPAM) on the weighted sum of three distances from
+    the most used experts as first medoids; each cluster is represented by its most used member. With
+    group-limited routing every group keeps the same number and old group g becomes new group g.
 
     Args:
         profile: calibration statistics.
@@ -70,8 +68,10 @@ def select(
         seed: of the random baseline; the other methods draw nothing.
         representative: "most_used" or "most_gate" member of a cluster, or its "medoid".
         normalisation, centred, own_load: see `similarity.distances`.
-        exclude_unused: never-used experts may not found a cluster while enough used ones exist; they are labelled
-            with the nearest cluster. Otherwise such outliers take medoids from experts that do work.
+        exclude_unused: never-used experts may not found a cluster while enough used ones exist; they are
+            labelled with the nearest cluster. Otherwise such outliers take medoids from experts that do work.
+        views: all layers' distances of this profile if at hand (a slider calls often); they bring their own
+            normalisation, centred and own_load.
 
     Raises:
         ProxyError: an impossible count (the possible ones are listed), method or weights.
@@ -82,38 +82,47 @@ def select(
         (0, 3, 4)
     """
     check_count(profile, n_keep)
-    if method not in METHODS:
-        raise ProxyError(f"method '{method}' is unknown", expected=", ".join(METHODS), remedy="choose one of these")
-    if representative not in ("most_used", "most_gate", "medoid"):
-        raise ProxyError(
-            f"representative '{representative}' is unknown",
-            expected="most_used, most_gate or medoid",
-            remedy="choose one of these",
-        )
-    chosen = _Settings(
-        method, check_weights(weights), seed, representative, normalisation, centred, own_load, exclude_unused
-    )
-    label_LE = _cluster(profile, n_keep, chosen) if method == "cluster" else _ranked(profile, n_keep, chosen)
-    return _plan(profile, n_keep, label_LE, chosen)
+    _check_choice("method", method, METHODS)
+    _check_choice("representative", representative, ("most_used", "most_gate", "medoid"))
+    settings = _Settings(method, check_weights(weights), seed, representative, exclude_unused)
+    if method != "cluster":
+        return _plan(profile, n_keep, _ranked(profile, n_keep, settings), settings, {})
+    views = views or distances(profile, normalisation=normalisation, centred=centred, own_load=own_load)
+    details = {
+        "representative": representative,
+        "exclude_unused": exclude_unused,
+        "normalisation": views.normalisation,
+        "centred": views.centred,
+        "own_load": views.own_load,
+    }
+    return _plan(profile, n_keep, _cluster(profile, n_keep, views, settings), settings, details)
 
 
-def _plan(profile: ExpertProfile, n_keep: int, owner_LE: np.ndarray, settings: _Settings) -> KeepPlan:
+def _check_choice(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ProxyError(f"{what} '{value}' is unknown", expected=f"one of {', '.join(known)}")
+
+
+def _plan(
+    profile: ExpertProfile, n_keep: int, owner_LE: np.ndarray, settings: _Settings, details: dict[str, object]
+) -> KeepPlan:
     """Turn 'old id of the expert that represents each expert' (-1: none) into a plan with new ids."""
     keep, label_LE = {}, np.full_like(owner_LE, -1)
     for row, layer in enumerate(profile.moe_layers):
         kept = sorted(set(owner_LE[row].tolist()) - {-1})
         keep[layer] = tuple(kept)
-        known = owner_LE[row] >= 0
-        label_LE[row, known] = np.searchsorted(kept, owner_LE[row, known])
-    details = {
-        "profile": dict(profile.provenance), "representative": settings.representative,
-        "normalisation": settings.normalisation, "centred": settings.centred, "own_load": settings.own_load,
-        "exclude_unused": settings.exclude_unused,
-    }  # fmt: skip
+        known_E = owner_LE[row] >= 0
+        label_LE[row, known_E] = np.searchsorted(kept, owner_LE[row, known_E])
     return KeepPlan(
-        settings.method, n_keep, keep, label_LE, settings.weights if settings.method == "cluster" else None,
-        settings.seed, profile.checkpoint_fingerprint, provenance(**details),
-    )  # fmt: skip
+        method=settings.method,
+        n_keep=n_keep,
+        keep=keep,
+        label_LE=label_LE,
+        weights=settings.weights if settings.method == "cluster" else None,
+        seed=settings.seed,
+        checkpoint_fingerprint=profile.checkpoint_fingerprint,
+        provenance=provenance(profile=dict(profile.provenance), **details),
+    )
 
 
 def _groups(profile: ExpertProfile) -> list[np.ndarray]:
@@ -145,20 +154,15 @@ def _scores(profile: ExpertProfile, settings: _Settings) -> np.ndarray:
     return profile.saliency_LE / np.maximum(profile.load_LE, 1)
 
 
-def _cluster(profile: ExpertProfile, n_keep: int, settings: _Settings) -> np.ndarray:
+def _cluster(profile: ExpertProfile, n_keep: int, views: Views, settings: _Settings) -> np.ndarray:
     """Old id of the representative of every expert."""
-    fused_LEE = distances(
-        profile, normalisation=settings.normalisation, centred=settings.centred, own_load=settings.own_load
-    ).fuse(settings.weights)
     groups = _groups(profile)
     rank_LE = profile.gate_LE if settings.representative == "most_gate" else profile.load_LE
     owner_LE = np.empty(profile.load_LE.shape, dtype=np.int64)
-    for row, fused_EE in enumerate(fused_LEE):
+    for row, fused_EE in enumerate(views.fuse(settings.weights)):
         for ids in groups:
-            owner = _cluster_group(
-                fused_EE[np.ix_(ids, ids)], profile.load_LE[row, ids], rank_LE[row, ids], n_keep // len(groups), settings
-            )
-            owner_LE[row, ids] = ids[owner]
+            load_E, rank_E, fused = profile.load_LE[row, ids], rank_LE[row, ids], fused_EE[np.ix_(ids, ids)]
+            owner_LE[row, ids] = ids[_cluster_group(fused, load_E, rank_E, n_keep // len(groups), settings)]
     return owner_LE
 
 
@@ -170,22 +174,27 @@ def _cluster_group(
     n_used = int((load_E > 0).sum())
     # Founders: the experts that may be medoids or representatives; most used first.
     founders = by_use[: max(n_used, n_keep)] if settings.exclude_unused else by_use
-    inner = np.ascontiguousarray(distance_EE[np.ix_(founders, founders)], dtype=np.float32)
-    start = np.arange(n_keep, dtype=np.uint64)
-    if n_keep == len(founders):
-        medoids = founders
-    else:
-        # Given first medoids, FasterPAM draws nothing at random.
-        found = kmedoids.fasterpam(inner, start, max_iter=1000, n_cpu=1)
-        medoids = founders[np.asarray(found.medoids, dtype=np.int64)]
+    medoids = founders[_medoids(distance_EE[np.ix_(founders, founders)], n_keep)]
     cluster_E = distance_EE[:, medoids].argmin(axis=1)
     # Twins at distance zero would all fall to the first medoid: a medoid always belongs to its own cluster.
     cluster_E[medoids] = np.arange(n_keep)
     if settings.representative == "medoid":
         return medoids[cluster_E]
-    rank_E = np.where(np.isin(np.arange(len(load_E)), founders), rank_E.astype(np.float64), -1.0)
+    may_E = np.isin(np.arange(len(load_E)), founders)
+    rank_E = np.where(may_E, rank_E.astype(np.float64), -1.0)
     best = np.array([_best(np.flatnonzero(cluster_E == c), rank_E, medoids[c]) for c in range(n_keep)])
     return best[cluster_E]
+
+
+def _medoids(distance_EE: np.ndarray, n_keep: int) -> np.ndarray:
+    """Positions of the medoids, from the first `n_keep` (most used) experts as a start."""
+    start = np.arange(n_keep)
+    if n_keep == len(distance_EE):
+        return start
+    # Given first medoids, FasterPAM draws nothing at random.
+    matrix = np.ascontiguousarray(distance_EE, dtype=np.float32)
+    found = kmedoids.fasterpam(matrix, start.astype(np.uint64), max_iter=1000, n_cpu=1)
+    return np.asarray(found.medoids, dtype=np.int64)
 
 
 def _best(members: np.ndarray, rank_E: np.ndarray, medoid: int) -> int:

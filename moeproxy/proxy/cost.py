@@ -10,6 +10,8 @@ import pandas as pd
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.plan import check_count
 
+_KINDS = {"router": "router", "stacked": "experts", "each": "experts", "unknown": "fixed"}
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -47,19 +49,18 @@ def cost(checkpoint: Checkpoint, n_keep: int | None = None) -> Cost:
 
 
 def _parts(checkpoint: Checkpoint) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """(weights, bytes) without an expert axis, of router rows, and of routed experts; tails count as fixed."""
+    """(weights, bytes) of what stays, of router rows and of routed experts; a tensor's tail rows stay."""
     sums = {"fixed": [0, 0], "router": [0, 0], "experts": [0, 0]}
     for name, info in checkpoint.tensors.items():
         place = checkpoint.places.get(name)
-        kind = "fixed" if place is None or place.kind == "unknown" else "router" if place.kind == "router" else "experts"
-        kept = 0
-        if place is not None and place.rule is not None:
-            kept = checkpoint.tail(place.rule) * info.n_params // info.shape[place.rule.axis]
-        kept_bytes = info.nbytes * kept // max(info.n_params, 1)
-        for key, params, nbytes in ((kind, info.n_params - kept, info.nbytes - kept_bytes), ("fixed", kept, kept_bytes)):
-            sums[key][0] += params
-            sums[key][1] += nbytes
-    fixed, router, experts = ((values[0], values[1]) for values in sums.values())
+        kind = _KINDS[place.kind] if place else "fixed"
+        tail, rows = 0, 1
+        if place and place.rule:
+            tail, rows = checkpoint.tail(place.rule), info.shape[place.rule.axis]
+        for column, size in enumerate((info.n_params, info.nbytes)):
+            sums[kind][column] += size // rows * (rows - tail)
+            sums["fixed"][column] += size // rows * tail
+    fixed, router, experts = ((params, nbytes) for params, nbytes in sums.values())
     return fixed, router, experts
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint, html_table
-from moeproxy.experts.profile import ExpertProfile
+from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import atomic_file
 
 FORMAT = 1
@@ -26,7 +26,8 @@ class KeepPlan:
     Attributes:
         method: how they were chosen.
         n_keep: experts kept in each layer.
-        keep: decoder layer -> old expert ids, ascending; new expert i of that layer is old expert keep[layer][i].
+        keep: decoder layer -> old expert ids, ascending; new expert i of that layer is old expert
+            keep[layer][i].
         label_LE: int64, for every old expert the new id of the expert that represents it, -1 where the method
             groups nothing; rows follow the ascending layers of `keep`.
         weights: view weights (router, co-activation, context) if clustered.
@@ -53,30 +54,28 @@ class KeepPlan:
 
     def to_json(self) -> str:
         """The plan as JSON text; `keep` is the keep map {layer: [old expert ids]}."""
-        fields = {
-            "format": FORMAT, "method": self.method, "n_keep": self.n_keep,
-            "keep": {str(layer): list(ids) for layer, ids in self.keep.items()}, "label": self.label_LE.tolist(),
-            "weights": self.weights, "seed": self.seed, "checkpoint_fingerprint": self.checkpoint_fingerprint,
+        stored = {
+            "format": FORMAT,
+            "method": self.method,
+            "n_keep": self.n_keep,
+            "keep": {str(layer): list(ids) for layer, ids in self.keep.items()},
+            "label": self.label_LE.tolist(),
+            "weights": self.weights,
+            "seed": self.seed,
+            "checkpoint_fingerprint": self.checkpoint_fingerprint,
             "provenance": dict(self.provenance),
-        }  # fmt: skip
-        return json.dumps(fields) + "\n"
+        }
+        return json.dumps(stored) + "\n"
 
     @classmethod
     def load(cls, path: str | Path) -> KeepPlan:
-        """Read a plan that `save` wrote; raises ProxyError if the file is missing, cut off or of another format."""
+        """Read a plan that `save` wrote; raises ProxyError if the file is missing, cut off or of another
+        format."""
         try:
-            stored = json.loads(Path(path).read_text("utf-8"))
-            if stored["format"] != FORMAT:
-                raise ValueError(f"format {stored['format']}")
-            keep = {int(layer): tuple(ids) for layer, ids in stored["keep"].items()}
-            weights = None if stored["weights"] is None else check_three(stored["weights"])
-            return cls(
-                stored["method"], stored["n_keep"], keep, np.asarray(stored["label"], dtype=np.int64), weights,
-                stored["seed"], stored["checkpoint_fingerprint"], stored["provenance"],
-            )  # fmt: skip
+            return _from_json(json.loads(Path(path).read_text("utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProxyError(
-                f"the keep plan cannot be read ({error})",
+                "the keep plan cannot be read: the file is missing, cut off or no plan",
                 expected=f"JSON of format {FORMAT} written by KeepPlan.save",
                 remedy="run moeproxy.select again and save the result",
                 where=path,
@@ -92,18 +91,28 @@ class KeepPlan:
         return html_table("Keep plan", rows)
 
 
-def check_three(values: list[float]) -> tuple[float, float, float]:
-    """Return exactly three numbers as a tuple."""
-    a, b, c = values
-    return float(a), float(b), float(c)
+def _from_json(stored: dict[str, Any]) -> KeepPlan:
+    if stored["format"] != FORMAT:
+        raise ValueError(f"format {stored['format']}")
+    weights = stored["weights"]
+    return KeepPlan(
+        method=stored["method"],
+        n_keep=stored["n_keep"],
+        keep={int(layer): tuple(ids) for layer, ids in stored["keep"].items()},
+        label_LE=np.asarray(stored["label"], dtype=np.int64),
+        weights=None if weights is None else (weights[0], weights[1], weights[2]),
+        seed=stored["seed"],
+        checkpoint_fingerprint=stored["checkpoint_fingerprint"],
+        provenance=stored["provenance"],
+    )
 
 
 def allowed_counts(source: ExpertProfile | Checkpoint) -> list[int]:
     """Numbers of experts a proxy of this model can have, ascending, the original's included.
 
-    At least top-k; with group-limited routing a multiple of the number of groups, each group large enough for the
-    router to score (two where it sums the best two), and top-k within the chosen groups. One number for all layers,
-    since no runtime loads a different number in each.
+    At least top-k; with group-limited routing a multiple of the number of groups, each group large enough for
+    the router to score (two where it sums the best two), and top-k within the chosen groups. One number for
+    all layers, since no runtime loads a different number in each.
     """
     groups, chosen = source.n_group or 1, source.topk_group or 1
     smallest = source.min_group if isinstance(source, ExpertProfile) else source.family.min_group

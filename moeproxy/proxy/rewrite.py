@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from moeproxy.errors import ProxyError
+from moeproxy.errors import CheckpointError, ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.shards import Place, Shard, TensorInfo
 from moeproxy.proxy.plan import KeepPlan
@@ -81,7 +81,9 @@ def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: s
         rows.append((checkpoint.n_experts * per_expert, tail))
     slabs = range(math.prod(info.shape[:axis]))
     slab_bytes = row_bytes * info.shape[axis]
-    ranges = [(info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows]
+    ranges = [
+        (info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows
+    ]
     shape = (*info.shape[:axis], len(keep) * per_expert + tail, *info.shape[axis + 1 :])
     return Copy(name, name, info, shape, tuple(_joined(ranges)))
 
@@ -110,14 +112,21 @@ def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[i
     Raises:
         ProxyError: a copied tensor holds NaN or infinite values.
     """
-    with source.path.open("rb") as reader, out.open("wb") as writer:
+    with _opened(source.path) as reader, out.open("wb") as writer:
         writer.write(_header(copies, source.metadata))
         for copy in copies:
             for offset, length in copy.ranges:
-                for chunk in _chunks(reader, offset, length):
+                for chunk in _chunks(reader, source.path, offset, length):
                     _check_finite(chunk, copy, source.path)
                     writer.write(chunk)
                     moved(len(chunk))
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
 
 
 def _header(copies: list[Copy], metadata: dict[str, str]) -> bytes:
@@ -132,14 +141,27 @@ def _header(copies: list[Copy], metadata: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _chunks(reader: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
-    reader.seek(offset)
-    while length:
-        chunk = reader.read(min(length, _CHUNK))
-        if not chunk:
-            raise OSError(f"file ended {length} bytes early")
-        length -= len(chunk)
-        yield chunk
+def _chunks(reader: BinaryIO, path: Path, offset: int, length: int) -> Iterator[bytes]:
+    """Pieces of a byte range of an open file, each of at most `_CHUNK` bytes."""
+    try:
+        reader.seek(offset)
+        while length:
+            chunk = reader.read(min(length, _CHUNK))
+            if not chunk:
+                raise _unreadable(path, "it became shorter while it was read")
+            length -= len(chunk)
+            yield chunk
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+
+
+def _unreadable(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the shard cannot be read ({why})",
+        expected="the file that was opened",
+        remedy="open the checkpoint again when nothing else changes it",
+        where=path,
+    )
 
 
 # dtype -> (integer of the same width, exponent bits): all exponent bits set means NaN or infinite.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from moeproxy.errors import ProxyError
-from moeproxy.experts.profile import ExpertProfile
+from moeproxy.experts.statistics import ExpertProfile
 
 Normalisation = Literal["minmax", "rank", "none"]
 WEIGHTS = (1 / 3, 1 / 3, 1 / 3)
@@ -18,11 +18,19 @@ WEIGHTS = (1 / 3, 1 / 3, 1 / 3)
 
 @dataclass(frozen=True)
 class Views:
-    """Distances between the experts of each layer in three views, float32 of shape (L, E, E), zero diagonal."""
+    """Distances between the experts of each layer in three views, with the options they were made with.
+
+    Attributes:
+        router_LEE, coactivation_LEE, context_LEE: float32, symmetric, zero diagonal.
+        normalisation, centred, own_load: see `distances`.
+    """
 
     router_LEE: Float[np.ndarray, "L E E"]
     coactivation_LEE: Float[np.ndarray, "L E E"]
     context_LEE: Float[np.ndarray, "L E E"]
+    normalisation: Normalisation = "minmax"
+    centred: bool = False
+    own_load: bool = True
 
     def fuse(self, weights: Sequence[float] = WEIGHTS) -> Float[np.ndarray, "L E E"]:
         """Weighted sum of (router, co-activation, context); the weights are scaled to sum to one.
@@ -57,16 +65,17 @@ def distances(
 ) -> Views:
     """Return cosine distances between experts in three views, normalised per layer.
 
-    The views are those of arXiv 2608.10823 (rows of the router; co-activation counts; mean hidden state routed to
-    the expert); cosine and min-max are our choice where the paper is silent. A never-used expert has no co-activation
-    and no context: its distance to every other expert is the largest of that view.
+    The views are those of arXiv 2608.10823 (rows of the router; co-activation counts; mean hidden state
+    routed to the expert); cosine and min-max are our choice where the paper is silent. A never-used expert
+    has no co-activation and no context: its distance to every other expert is the largest of that view.
 
     Args:
         profile: calibration statistics.
         layer: a decoder layer number for that layer alone (L = 1), None for all.
-        normalisation: "minmax" maps each layer's off-diagonal distances to 0..1, "rank" to their ranks, "none" keeps
-            cosine distances (0..2).
-        centred: subtract the layer's load-weighted mean context first (hidden states share a large common part).
+        normalisation: "minmax" maps each layer's off-diagonal distances to 0..1, "rank" to their ranks,
+            "none" keeps cosine distances (0..2).
+        centred: subtract the layer's load-weighted mean context first (hidden states share a large common
+            part).
         own_load: keep each expert's own load on the diagonal of the co-activation counts.
 
     Example:
@@ -83,12 +92,13 @@ def distances(
     cooccur_LEE = profile.cooccur_LEE[rows].astype(np.float32)
     if not own_load:
         cooccur_LEE = cooccur_LEE * (1 - np.eye(profile.n_experts, dtype=np.float32))
-    views = (
+    cosines = (
         _cosine(profile.router_LED[rows], np.ones_like(used_LE)),
         _cosine(cooccur_LEE, used_LE),
         _cosine(context_LED, used_LE),
     )
-    return Views(*(_normalise(view, normalisation) for view in views))
+    router, coactivation, context = (_normalise(cosine, normalisation) for cosine in cosines)
+    return Views(router, coactivation, context, normalisation, centred, own_load)
 
 
 def layer_index(profile: ExpertProfile, layer: int) -> int:
@@ -137,4 +147,6 @@ def _scale(values: np.ndarray, how: Normalisation) -> np.ndarray:
     if how == "rank":
         _, rank = np.unique(values, return_inverse=True)
         return (rank / max(int(rank.max()), 1)).astype(values.dtype)
-    raise ProxyError(f"normalisation '{how}' is unknown", expected="minmax, rank or none", remedy="choose one")
+    raise ProxyError(
+        f"normalisation '{how}' is unknown", expected="minmax, rank or none", remedy="choose one"
+    )
