@@ -12,7 +12,7 @@ from typing import Any
 from moeproxy.errors import CheckpointError
 from moeproxy.experts.config import Counts, parse_config, read_config
 from moeproxy.experts.families import Family, Sliced, family_of
-from moeproxy.experts.shards import Place, Shard, TensorInfo, place_of, read_shard, shard_paths
+from moeproxy.experts.shards import Place, Shard, TensorInfo, check_index, place_of, read_shard, shard_paths
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Checkpoint:
         family = family_of(config, where=str(directory / "config.json"))
         shards = tuple(read_shard(file) for file in shard_paths(directory))
         tensors = _merge(shards)
+        check_index(directory, tensors)
         counts = Counts.read(config, family, directory / "config.json")
         places = {name: place for name in tensors if (place := place_of(name, family))}
         layers = _moe_layers(places, counts.n_layers, directory)

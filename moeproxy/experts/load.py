@@ -51,19 +51,36 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = 
     return model.to(device).eval()
 
 
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "*.tiktoken",
+    "spiece.model",
+)
+
+
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """Return the checkpoint's tokenizer; raises ProfileError naming the directory if it has none."""
     from transformers import AutoTokenizer
 
+    # Without these files transformers makes an empty tokenizer of the model's type, and no error.
+    if not any(any(checkpoint.path.glob(name)) for name in _TOKENIZER_FILES):
+        raise _no_tokenizer(checkpoint, f"no {', '.join(_TOKENIZER_FILES[:3])}")
     try:
         return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ProfileError(
-            f"the directory has no usable tokenizer ({_first_line(error)})",
-            expected="tokenizer files beside the weights",
-            remedy="save the tokenizer into the checkpoint directory with save_pretrained",
-            where=checkpoint.path,
-        ) from error
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        raise _no_tokenizer(checkpoint, _first_line(error)) from error
+
+
+def _no_tokenizer(checkpoint: Checkpoint, why: str) -> ProfileError:
+    return ProfileError(
+        f"the directory has no usable tokenizer ({why})",
+        expected="tokenizer files beside the weights",
+        remedy="save the tokenizer into the checkpoint directory with save_pretrained",
+        where=checkpoint.path,
+    )
 
 
 def find_not_finite(model: nn.Module, checkpoint: Checkpoint) -> None:

@@ -57,6 +57,7 @@ def profile(
     texts = tokenise(opened, prompts)
     model = load_model(opened, dtype=dtype, device=device)
     find_not_finite(model, opened)
+    _check_ids(texts, model.get_input_embeddings().num_embeddings, opened)
     totals = {layer: _totals(model, opened, keep_choices) for layer in opened.moe_layers}
     run(model, opened, totals, texts, batch_size, progress)
     _check_finite(totals, opened)
@@ -78,6 +79,17 @@ def tokenise(checkpoint: Checkpoint, prompts: Sequence[str]) -> list[list[int]]:
             where=checkpoint.path,
         )
     return ids
+
+
+def _check_ids(texts: list[list[int]], n_embeddings: int, checkpoint: Checkpoint) -> None:
+    highest = max(max(text) for text in texts)
+    if highest >= n_embeddings:
+        raise ProfileError(
+            f"the tokenizer gives token {highest}, but the model has {n_embeddings} embeddings",
+            expected="the tokenizer that the model was trained with",
+            remedy="restore the tokenizer files that belong to the weights",
+            where=checkpoint.path,
+        )
 
 
 def run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -140,16 +141,23 @@ def shard_paths(directory: Path) -> tuple[Path, ...]:
     return found
 
 
+def check_index(directory: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise CheckpointError if the directory's index places a tensor in a file that does not hold it."""
+    index = directory / INDEX_NAME
+    if not index.is_file():
+        return
+    for name, file in _weight_map(index).items():
+        if name not in tensors or tensors[name].file != file:
+            raise CheckpointError(
+                f"the index says that '{name}' is in {file}, which does not hold it",
+                expected="an index that belongs to these shards",
+                remedy="download or copy index and shards again",
+                where=index,
+            )
+
+
 def _indexed_files(index: Path) -> list[str]:
-    try:
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            "the shard index cannot be read",
-            expected="JSON with a weight_map from tensor name to file name",
-            remedy="download or copy this file again",
-            where=index,
-        ) from error
+    names = sorted(set(_weight_map(index).values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise CheckpointError(
@@ -159,6 +167,22 @@ def _indexed_files(index: Path) -> list[str]:
             where=index,
         )
     return names
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> file name; file names that leave the directory are refused."""
+    try:
+        stored = json.loads(index.read_text("utf-8"))["weight_map"]
+        if all(Path(file).name == file for file in stored.values()):
+            return dict(stored)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        pass
+    raise CheckpointError(
+        "the shard index cannot be read",
+        expected="JSON with a weight_map from tensor name to file name",
+        remedy="download or copy this file again",
+        where=index,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -96,7 +96,8 @@ class ExpertProfile:
             ProfileError: the file is missing, cut off, damaged, no profile, or of another format version.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            # Opened here: np.load leaves a broken file open.
+            with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as stored:
                 facts = json.loads(str(stored["facts"]))
                 if facts.pop("format", None) != FORMAT:
                     raise _unreadable(path, "the profile has another format version")
