@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -101,7 +101,10 @@ class Trace:
 
     def missing(self, name: str) -> np.ndarray:
         """Return bool (S,): True where the run logged nothing. A logged NaN is False."""
-        return np.asarray(parquet.to_arrow(self._column(name)).is_null(nan_is_null=False))
+        column = self._column(name)
+        if column.dtype == np.float64:  # plain storage holds no missing value
+            return np.zeros(len(column), bool)
+        return np.asarray(parquet.to_arrow(column).is_null(nan_is_null=False))
 
     def equals(self, other: Trace, ignore: Iterable[str] = ("seconds_per_step",)) -> bool:
         """Return whether both runs logged the same bits, but for signals in `ignore` and the provenance."""
@@ -138,7 +141,7 @@ class Trace:
     def _column(self, name: str) -> pd.Series:
         if name not in self.steps.columns:
             raise TraceError(f"no signal {name!r} in {self!r}", expected=f"one of {', '.join(self.signals)}")
-        return pd.Series(self.steps[name])
+        return cast(pd.Series, self.steps[name])
 
     def __repr__(self) -> str:
         return f"Trace({self.provenance}; {len(self.steps)} steps, {len(self.signals)} signals)"

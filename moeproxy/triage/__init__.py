@@ -1,0 +1,1 @@
+"""Judging traces: what a fault does to a run, and whether a proxy shows the same."""
