@@ -77,15 +77,24 @@ class ExpertProfile:
         return self.load_LE.shape[1]
 
     def save(self, path: str | Path) -> Path:
-        """Write one `.npz` file, complete or not at all; return its path."""
+        """Write one `.npz` file, complete or not at all; return its path.
+
+        Raises:
+            ProfileError: another suffix, or the file cannot be written.
+        """
         target = Path(path)
         if target.suffix != ".npz":
             found = f"a profile is saved as .npz, not '{target.suffix}'"
             raise ProfileError(found, remedy="name the file NAME.npz", where=path)
         facts = {name: getattr(self, name) for name in _FACTS} | {"format": FORMAT}
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        with atomic_file(target) as temporary, temporary.open("wb") as stream:
-            np.savez_compressed(stream, facts=np.array(json.dumps(facts)), **arrays)
+        try:
+            with atomic_file(target) as temporary, temporary.open("wb") as stream:
+                np.savez_compressed(stream, facts=np.array(json.dumps(facts)), **arrays)
+        except OSError as error:
+            found = f"the profile cannot be written ({error.strerror or error})"
+            remedy = "choose a path you may write to, with space left"
+            raise ProfileError(found, remedy=remedy, where=target) from error
         return target
 
     @classmethod

@@ -48,8 +48,13 @@ class KeepPlan:
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, complete or not at all; return its path."""
         target = Path(path)
-        with atomic_file(target) as temporary:
-            temporary.write_text(self.to_json(), "utf-8")
+        try:
+            with atomic_file(target) as temporary:
+                temporary.write_text(self.to_json(), "utf-8")
+        except OSError as error:
+            found = f"the keep plan cannot be written ({error.strerror or error})"
+            remedy = "choose a path you may write to, with space left"
+            raise ProxyError(found, remedy=remedy, where=target) from error
         return target
 
     def to_json(self) -> str:

@@ -183,7 +183,7 @@ def test_a_failed_save_keeps_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez_compressed", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ProfileError, match=r"p\.npz: the profile cannot be written \(No space"):
         result.save(file)
     assert file.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["p.npz"]
