@@ -56,13 +56,19 @@ def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield running
 
 
+@pytest.fixture(scope="session")
+def shots() -> Path:
+    """Folder that screenshots go to."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    return SHOTS
+
+
 @pytest.fixture
-def lab(server: LabServer, browser: Browser, request: pytest.FixtureRequest) -> Iterator[Lab]:
+def lab(server: LabServer, browser: Browser, shots: Path, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """A fresh page, 1400 pixels wide; a picture of its end is kept under out/browser."""
     context = browser.new_context(viewport={"width": 1400, "height": 1300})
     page = context.new_page()
     yield Lab(page, server)
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SHOTS / f"{request.node.name}.png")
+    page.screenshot(path=shots / f"{request.node.name}.png")
     context.close()
     server.stop_kernels()

@@ -15,7 +15,12 @@ from tests.browser.server import LabServer
 TIMEOUT_MS = 180_000
 
 _READY = """async path => {
-  const pause = () => new Promise(done => setTimeout(done, 50));
+  const started = Date.now();
+  const pause = () => {
+    const dialog = document.querySelector(".jp-Dialog");
+    if (Date.now() - started > 120000) throw new Error("not ready; dialog: " + (dialog && dialog.innerText));
+    return new Promise(done => setTimeout(done, 50));
+  };
   const app = window.jupyterapp;
   await app.restored;
   let panel = null;
@@ -24,17 +29,19 @@ _READY = """async path => {
     if (shown && shown.context && shown.context.path === path) panel = shown; else await pause();
   }
   await panel.context.ready;
-  await panel.context.sessionContext.ready;
   for (;;) {
     const session = panel.context.sessionContext.session, kernel = session && session.kernel;
     if (kernel) {
-      await kernel.info;
       if (kernel.connectionStatus === "connected" && kernel.status === "idle") return kernel.id;
     }
     await pause();
   }
 }"""
-_COMMAND = "async name => { await window.jupyterapp.commands.execute(name); }"
+_COMMAND = """async ([name, limit]) => {
+  const error = new Error(`${name} took over ${limit} ms`);
+  const late = new Promise((_, fail) => setTimeout(() => fail(error), limit));
+  await Promise.race([window.jupyterapp.commands.execute(name), late]);
+}"""
 _CELLS = (
     "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.map(cell => cell.toJSON())"
 )
@@ -92,7 +99,7 @@ class Lab:
 
     def command(self, name: str) -> None:
         """Execute a JupyterLab command and wait for its end."""
-        self.page.evaluate(_COMMAND, name)
+        self.page.evaluate(_COMMAND, [name, TIMEOUT_MS])
 
     def cells(self) -> list[dict[str, Any]]:
         """All cells with their outputs, on screen or not."""

@@ -19,7 +19,8 @@ from moeproxy.experts.profile import ExpertProfile
 from moeproxy.proxy.cost import Cost
 from moeproxy.proxy.plan import KeepPlan
 
-HEIGHT_PX = 640
+# A width is set because a figure that is drawn before its cell is laid out takes 700 pixels for good.
+WIDTH_PX, HEIGHT_PX = 950, 640
 # Okabe-Ito: the original and the proxy keep these two colours in every figure of the suite.
 _ORIGINAL, _PROXY, _KEPT, _DROPPED = "#0072B2", "#D55E00", "#009E73", "#999999"
 _GREYS = [[0.0, "#f2f2f2"], [1.0, "#7d7d7d"]]
@@ -73,12 +74,13 @@ def proxy_figure(state: PanelState) -> go.Figure:
         row_heights=[0.42, 0.58],
         vertical_spacing=0.2,
         horizontal_spacing=0.12,
-        subplot_titles=("Experts kept in every layer", layer_title(state), "Predicted size of the weights"),
+        subplot_titles=("Experts kept in every layer", layer_title(state), "Predicted size"),
     )
     for trace, (row, col) in zip(_traces(state), ((1, 1), (1, 1), (2, 1), (2, 1), (2, 2)), strict=True):
         figure.add_trace(trace, row=row, col=col)
     _label_axes(figure, state)
     figure.update_layout(
+        width=WIDTH_PX,
         height=HEIGHT_PX,
         template="plotly_white",
         title={"text": title(state), "x": 0.01, "xanchor": "left"},
@@ -101,7 +103,7 @@ def title(state: PanelState) -> str:
 
 def layer_title(state: PanelState) -> str:
     """Return the title of the lower left part."""
-    return f"Layer {state.layer}: how many tokens each expert receives"
+    return f"Layer {state.layer}: share of tokens"
 
 
 def describe(state: PanelState) -> str:
@@ -123,10 +125,10 @@ def values(state: PanelState) -> list[dict[str, Any]]:
     share_E, kept_E = share_LE[state.row], kept_LE[state.row]
     sizes = [_megabytes(state.original), _megabytes(state.predicted)]
     return [
-        {"z": np.where(kept_LE, share_LE, np.nan)},
-        {"z": np.where(kept_LE, np.nan, share_LE)},
-        {"y": np.where(kept_E, share_E, np.nan)},
-        {"y": np.where(kept_E, np.nan, share_E)},
+        {"z": _only(share_LE, kept_LE)},
+        {"z": _only(share_LE, ~kept_LE)},
+        {"y": np.where(kept_E, share_E, 0.0)},
+        {"y": np.where(kept_E, 0.0, share_E)},
         {"x": sizes, "text": [f"{size:,.2f} MB" for size in sizes]},
     ]
 
@@ -174,6 +176,14 @@ def _colours(state: PanelState) -> dict[str, Any]:
         "thickness": 14,
     }
     return {"colorscale": "Cividis", "cmin": 0, "cmax": _top(state), "colorbar": bar}
+
+
+def _only(share_LE: np.ndarray, shown_LE: np.ndarray) -> list[list[float | None]]:
+    """Return the shares as rows with None elsewhere; NaN would not be JSON."""
+    return [
+        [float(x) if yes else None for x, yes in zip(*row, strict=True)]
+        for row in zip(share_LE, shown_LE, strict=True)
+    ]
 
 
 def _top(state: PanelState) -> float:

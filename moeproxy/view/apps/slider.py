@@ -18,6 +18,8 @@ function render({ model, el }) {
   const range = document.createElement("input");
   const readout = document.createElement("output");
   range.type = "range"; range.min = 0; range.step = 1;
+  // JupyterLab takes arrow keys for its own commands unless the focused element itself says no.
+  range.setAttribute("data-lm-suppress-shortcuts", "true");
   label.append(name, range, readout);
   el.append(label);
   const draw = () => {
