@@ -18,11 +18,10 @@ from plotly.subplots import make_subplots
 from moeproxy.experts.profile import ExpertProfile
 from moeproxy.proxy.cost import Cost
 from moeproxy.proxy.plan import KeepPlan
+from moeproxy.view.style import FONT, GREEN, GREY, INK, ORIGINAL, PROXY
 
 # A width is set because a figure that is drawn before its cell is laid out takes 700 pixels for good.
 WIDTH_PX, HEIGHT_PX = 950, 640
-# Okabe-Ito: the original and the proxy keep these two colours in every figure of the suite.
-_ORIGINAL, _PROXY, _KEPT, _DROPPED = "#0072B2", "#D55E00", "#009E73", "#999999"
 _GREYS = [[0.0, "#f2f2f2"], [1.0, "#7d7d7d"]]
 
 
@@ -74,7 +73,7 @@ def proxy_figure(state: PanelState) -> go.Figure:
         row_heights=[0.42, 0.58],
         vertical_spacing=0.2,
         horizontal_spacing=0.12,
-        subplot_titles=("Experts kept in every layer", layer_title(state), "Predicted size"),
+        subplot_titles=("Experts kept in every layer (grey: dropped)", layer_title(state), "Predicted size"),
     )
     for trace, (row, col) in zip(_traces(state), ((1, 1), (1, 1), (2, 1), (2, 1), (2, 2)), strict=True):
         figure.add_trace(trace, row=row, col=col)
@@ -83,6 +82,7 @@ def proxy_figure(state: PanelState) -> go.Figure:
         width=WIDTH_PX,
         height=HEIGHT_PX,
         template="plotly_white",
+        font={"family": FONT, "color": INK},
         title={"text": title(state), "x": 0.01, "xanchor": "left"},
         barmode="overlay",
         bargap=0.15,
@@ -98,7 +98,7 @@ def title(state: PanelState) -> str:
     """Return the figure's title: the choice and what it costs."""
     plan, share = state.plan, state.predicted.nbytes / state.original.nbytes
     choice = f"{plan.n_keep} of {state.profile.n_experts} experts per layer, method {plan.method}"
-    return f"{choice}: {share:.0%} of the bytes"
+    return f"{choice}: {100 * share:.0f} % of the bytes"
 
 
 def layer_title(state: PanelState) -> str:
@@ -109,9 +109,8 @@ def layer_title(state: PanelState) -> str:
 def describe(state: PanelState) -> str:
     """Return what the figure shows for the chosen layer, in words."""
     share_E, kept_E = state.share_LE[state.row], state.kept_LE[state.row]
-    kept = ", ".join(map(str, np.flatnonzero(kept_E)))
-    served = share_E[kept_E].sum()
-    sentence = f"Layer {state.layer} keeps experts {kept}; they received {served:.0f} % of its tokens."
+    kept = "all experts" if kept_E.all() else f"experts {_ranges(np.flatnonzero(kept_E).tolist())}"
+    sentence = f"Layer {state.layer} keeps {kept}; they received {share_E[kept_E].sum():.0f} % of its tokens."
     if not kept_E.all():
         lost = int(np.where(kept_E, -1.0, share_E).argmax())
         sentence += f" The most used expert dropped is {lost} ({share_E[lost]:.1f} %)."
@@ -140,18 +139,18 @@ def _traces(state: PanelState) -> list[go.Heatmap | go.Bar]:
     hover = "layer %{y}, expert %{x}: %{z:.2f} % of tokens"
     greys = {"colorscale": _GREYS, "zmin": 0, "zmax": _top(state), "showscale": False}
     bar_hover = "expert %{x}: %{y:.2f} % of tokens<extra></extra>"
-    stripes = {"color": _DROPPED, "pattern": {"shape": "/", "size": 5, "solidity": 0.35}}
+    stripes = {"color": GREY, "pattern": {"shape": "/", "size": 5, "solidity": 0.35}}
     return [
         go.Heatmap(**kept, **grid, coloraxis="coloraxis", hovertemplate=hover + "<extra>kept</extra>"),
         go.Heatmap(**dropped, **grid, **greys, hovertemplate=hover + "<extra>dropped</extra>"),
-        go.Bar(**bars_kept, x=experts, name="kept", marker={"color": _KEPT}, hovertemplate=bar_hover),
+        go.Bar(**bars_kept, x=experts, name="kept", marker={"color": GREEN}, hovertemplate=bar_hover),
         go.Bar(**bars_dropped, x=experts, name="dropped", marker=stripes, hovertemplate=bar_hover),
         go.Bar(
             **sizes,
             y=["original", "proxy"],
             orientation="h",
             showlegend=False,
-            marker={"color": [_ORIGINAL, _PROXY]},
+            marker={"color": [ORIGINAL, PROXY]},
             hovertemplate="%{y}: %{x:.2f} MB<extra></extra>",
         ),
     ]
@@ -184,6 +183,17 @@ def _only(share_LE: np.ndarray, shown_LE: np.ndarray) -> list[list[float | None]
         [float(x) if yes else None for x, yes in zip(*row, strict=True)]
         for row in zip(share_LE, shown_LE, strict=True)
     ]
+
+
+def _ranges(ids: list[int]) -> str:
+    """Return ascending numbers with runs of three or more as first to last: 0-2, 5, 6."""
+    runs: list[list[int]] = []
+    for i in ids:
+        if runs and i == runs[-1][-1] + 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _top(state: PanelState) -> float:

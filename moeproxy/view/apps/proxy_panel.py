@@ -156,6 +156,8 @@ class ProxyPanel:
             figure.layout.title.text = title(state)
             figure.layout.annotations[1].text = layer_title(state)
         self.summary.say(describe(state))
+        if self.status.is_error:
+            self.status.say("Ready.")  # the error was about what is no longer shown
 
     def _build(self, report: Report) -> Proxy:
         self.settle()

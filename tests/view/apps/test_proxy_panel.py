@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import moeproxy
-from moeproxy.view.apps.proxy_figure import PanelState, describe, proxy_figure, values
+from moeproxy.view.apps.proxy_figure import PanelState, _ranges, describe, proxy_figure, values
 from moeproxy.view.apps.proxy_panel import ProxyPanel
 from tests import tiny
 
@@ -113,6 +113,9 @@ def test_builds_what_is_shown_and_never_overwrites(panel: ProxyPanel) -> None:
     panel.job.start_button.click()
     assert panel.job.join(120) == "failed"
     assert "exists already" in panel.status.text
+    panel.choose(panel.counts[1])
+    assert panel.settle()
+    assert not panel.status.is_error, "the error was about the proxy shown before"
 
 
 def test_figure_and_values_agree(made: Made) -> None:
@@ -135,4 +138,11 @@ def test_keeping_all_drops_nothing(made: Made) -> None:
         profile, plan, profile.moe_layers[0], moeproxy.cost(checkpoint), moeproxy.cost(checkpoint)
     )
     assert "dropped" not in describe(state)
-    assert "100 % of its tokens" in describe(state)
+    assert "keeps all experts; they received 100 % of its tokens" in describe(state)
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"), [([], ""), ([3], "3"), ([0, 1], "0, 1"), ([0, 1, 2, 5, 7, 8, 9], "0-2, 5, 7-9")]
+)
+def test_runs_of_experts_are_written_short(ids: list[int], text: str) -> None:
+    assert _ranges(ids) == text
