@@ -45,7 +45,7 @@ def select(
     n_keep: int,
     *,
     method: Method = "cluster",
-    weights: Sequence[float] = WEIGHTS,
+    weights: Sequence[float | int] = WEIGHTS,
     seed: int = 0,
     representative: Representative = "most_used",
     normalisation: Normalisation = "minmax",
@@ -182,7 +182,7 @@ def _cluster_group(
         return medoids[cluster_E]
     may_E = np.isin(np.arange(len(load_E)), founders)
     rank_E = np.where(may_E, rank_E.astype(np.float64), -1.0)
-    best = np.array([_best(np.flatnonzero(cluster_E == c), rank_E, medoids[c]) for c in range(n_keep)])
+    best = np.array([_best(np.flatnonzero(cluster_E == c), rank_E, int(medoids[c])) for c in range(n_keep)])
     return best[cluster_E]
 
 
@@ -200,4 +200,4 @@ def _medoids(distance_EE: np.ndarray, n_keep: int) -> np.ndarray:
 def _best(members: np.ndarray, rank_E: np.ndarray, medoid: int) -> int:
     """The member with the highest rank; the medoid on a tie, else the lowest id."""
     top = members[rank_E[members] == rank_E[members].max()]
-    return int(medoid) if medoid in top else int(top[0])
+    return medoid if medoid in top else int(top[0])

@@ -32,7 +32,7 @@ class Views:
     centred: bool = False
     own_load: bool = True
 
-    def fuse(self, weights: Sequence[float] = WEIGHTS) -> Float[np.ndarray, "L E E"]:
+    def fuse(self, weights: Sequence[float | int] = WEIGHTS) -> Float[np.ndarray, "L E E"]:
         """Weighted sum of (router, co-activation, context); the weights are scaled to sum to one.
 
         Raises:
@@ -42,7 +42,7 @@ class Views:
         return w[0] * self.router_LEE + w[1] * self.coactivation_LEE + w[2] * self.context_LEE
 
 
-def check_weights(weights: Sequence[float]) -> tuple[float, float, float]:
+def check_weights(weights: Sequence[float | int]) -> tuple[float, float, float]:
     """Return view weights scaled to sum to one; raise ProxyError for impossible ones."""
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != (3,) or not np.isfinite(w).all() or (w < 0).any() or w.sum() == 0:

@@ -104,7 +104,7 @@ def test_never_used_experts_and_twins_do_not_break_clustering(representative: An
         load_LE=load_LE,
         gate_LE=np.where(used_LE1[..., 0], profile.gate_LE, 0),
         router_LED=np.ones_like(profile.router_LED),
-        context_LED=np.where(used_LE1, 1, 0).astype(np.float32),
+        context_LED=np.where(used_LE1, np.ones_like(profile.context_LED), 0),
         cooccur_LEE=np.where(used_LE1 & used_LE1.transpose(0, 2, 1), 1, 0),
     )
     for exclude in (True, False):
