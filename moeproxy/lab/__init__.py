@@ -1,0 +1,1 @@
+"""Run RL, healthy or broken: testbed models, the two-engine GRPO loop, probes and faults."""

@@ -1,0 +1,112 @@
+"""The rollout engine: its own copy of the weights, its own dtype, and the log-probabilities it sampled with.
+
+Real systems generate with another program than they train with, and most real faults live in that gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from moeproxy.lab.seams import Seams
+from moeproxy.lab.settings import GRPOSettings
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """What one round of generation gives, as token lists without padding.
+
+    Args:
+        prompt_ids: token ids of each prompt (B*G).
+        completion_ids: token ids of each response, the end token included when it was sampled.
+        logprobs: log-probability in nats of each response token, under the engine's weights and arithmetic.
+    """
+
+    prompt_ids: list[list[int]]
+    completion_ids: list[list[int]]
+    logprobs: list[list[float]]
+
+
+class RolloutEngine:
+    """Generates with its own copy of a model.
+
+    Args:
+        model: the engine's own instance, cast to `settings.rollout_dtype` and never trained. Not a deep copy of the
+            trainer's: TRL patches the forward of its model with a closure that a copy would go on calling.
+        tokenizer: pads on the left.
+        settings: sampling temperature, response length, dtypes.
+        seed: with the step it seeds sampling, so that a healthy and a faulty run draw the same random numbers.
+        seams: the places where faults act.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: GRPOSettings,
+        seed: int,
+        seams: Seams,
+    ) -> None:
+        self.model = model.to(getattr(torch, settings.rollout_dtype)).eval().requires_grad_(False)
+        self._tokenizer, self._settings, self._seed, self._seams = tokenizer, settings, seed, seams
+        self._attention = [m for m in self.model.modules() if isinstance(getattr(m, "scaling", None), float)]
+        self._scales = [module.scaling for module in self._attention]
+
+    @torch.no_grad()
+    def sync(self, trained: nn.Module) -> None:
+        """Copy the trainer's parameters, sent as `settings.sync_dtype`, and its buffers as they are."""
+        sent = getattr(torch, self._settings.sync_dtype)
+        source = dict(trained.named_parameters())
+        for name, mine in self.model.named_parameters():
+            mine.copy_(source[name].to(sent))
+        buffers = dict(trained.named_buffers())
+        for name, mine in self.model.named_buffers():
+            mine.copy_(buffers[name])
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[str], *, step: int) -> Rollouts:
+        """Sample one response for each of `prompts` (B*G strings)."""
+        for module, scale in zip(self._attention, self._scales, strict=True):
+            module.scaling = self._seams.attention_scale(scale, step=step)
+        encoded = self._tokenizer(list(prompts), padding=True, return_tensors="pt")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1_000_003 * (self._seed + 1) + step)
+            written = self._sample(encoded["input_ids"], encoded["attention_mask"])
+        start = encoded["input_ids"].shape[1]
+        tokens_BT = written.sequences[:, start:]
+        logprobs_BT = self._logprobs(written.logits, tokens_BT)
+        return self._strip(encoded, tokens_BT, logprobs_BT)
+
+    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor):
+        return self.model.generate(
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            max_new_tokens=self._settings.max_new_tokens,
+            do_sample=True,
+            temperature=self._settings.temperature,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=self._tokenizer.pad_token_id,
+            eos_token_id=self._tokenizer.eos_token_id,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+
+    def _logprobs(self, logits: tuple[torch.Tensor, ...], tokens_BT: torch.Tensor) -> torch.Tensor:
+        logits_BTV = torch.stack(logits, dim=1).float() / self._settings.temperature
+        return logits_BTV.log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
+
+    def _strip(self, encoded, tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> Rollouts:
+        ended_BT = tokens_BT == self._tokenizer.eos_token_id
+        first_end = torch.where(ended_BT.any(1), ended_BT.int().argmax(1), tokens_BT.shape[1] - 1)
+        lengths = (first_end + 1).tolist()
+        kept = encoded["attention_mask"].bool()
+        return Rollouts(
+            prompt_ids=[row[mask].tolist() for row, mask in zip(encoded["input_ids"], kept, strict=True)],
+            completion_ids=[row[:n].tolist() for row, n in zip(tokens_BT, lengths, strict=True)],
+            logprobs=[row[:n].tolist() for row, n in zip(logprobs_BT, lengths, strict=True)],
+        )

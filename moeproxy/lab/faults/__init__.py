@@ -1,0 +1,56 @@
+"""The fault catalogue and the one way to inject from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from moeproxy.errors import FaultError
+from moeproxy.lab.faults import numeric, optimisation
+from moeproxy.lab.faults.fault import Fault, TellTale
+from moeproxy.lab.seams import Seams
+from moeproxy.lab.settings import Injection
+
+__all__ = ["FAULTS", "Fault", "TellTale", "check_injection", "fault", "inject"]
+
+FAULTS: dict[str, Fault] = {item.id: item for item in (*numeric.FAULTS, *optimisation.FAULTS)}
+"""Every fault by id."""
+
+
+def fault(fault_id: str) -> Fault:
+    """Return the fault with this id.
+
+    Raises:
+        FaultError: no such fault; the known ids are listed.
+    """
+    if fault_id not in FAULTS:
+        raise FaultError(f"unknown fault {fault_id!r}", expected=f"one of {', '.join(FAULTS)}")
+    return FAULTS[fault_id]
+
+
+def check_injection(injection: Injection, steps: int) -> Fault:
+    """Return the fault of `injection` after checking its settings against a run of `steps` steps."""
+    item = fault(injection.fault)
+    if not 0 <= injection.strength <= 1:
+        raise FaultError(f"strength is {injection.strength}", expected="0 to 1", where=item.id)
+    if not 1 <= injection.onset <= steps:
+        raise FaultError(f"onset is step {injection.onset}", expected=f"1 to {steps}", where=item.id)
+    return item
+
+
+@contextmanager
+def inject(seams: Seams, injections: Iterable[Injection], *, steps: int) -> Iterator[None]:
+    """Patch the seams of the given faults and put them back at the end, also after an exception.
+
+    A fault of strength 0 patches nothing. Two faults on one seam act one after the other, in the order given.
+    """
+    before = dict(vars(seams))
+    try:
+        for injection in injections:
+            item = check_injection(injection, steps)
+            if injection.strength > 0:
+                setattr(seams, item.seam, item.patched(getattr(seams, item.seam), injection))
+        yield
+    finally:
+        vars(seams).clear()
+        vars(seams).update(before)

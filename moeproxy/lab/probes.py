@@ -1,0 +1,140 @@
+"""Measure a step: gradient norms by module, weight change, router load, rollout-vs-training difference, trajectories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+MODULES = ("router", "experts", "attention", "embeddings")
+
+
+def module_of(name: str) -> str | None:
+    """Return which of `MODULES` a parameter belongs to, or None (norms, dense blocks), by its name."""
+    parts = set(name.split("."))
+    if parts & {"experts", "shared_experts", "shared_expert"}:
+        return "experts"
+    if parts & {"gate", "router"}:
+        return "router"
+    if parts & {"self_attn", "attention"}:
+        return "attention"
+    return "embeddings" if parts & {"embed_tokens", "lm_head", "wte"} else None
+
+
+def gradient_norms(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, float]:
+    """Return L2 norms of the gradients before clipping: `grad_norm` and `grad_norm_<module>`.
+
+    Non-finite gradients give a non-finite norm: they are not hidden.
+    """
+    groups: dict[str, list[torch.Tensor]] = {module: [] for module in MODULES}
+    rest: list[torch.Tensor] = []
+    for name, parameter in named:
+        if parameter.grad is not None:
+            groups.get(module_of(name) or "", rest).append(parameter.grad)
+    norms = {f"grad_norm_{module}": _norm(tensors) for module, tensors in groups.items()}
+    total = math.sqrt(sum(value**2 for value in norms.values()) + _norm(rest) ** 2)
+    return {"grad_norm": total, **norms}
+
+
+def _norm(tensors: Sequence[torch.Tensor]) -> float:
+    return nn.utils.get_total_norm(tensors).item() if tensors else 0.0
+
+
+class WeightChange:
+    """The L2 norm of the change of all weights between two moments."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._before = [parameter.detach().clone() for parameter in self._parameters]
+
+    def measure(self) -> float:
+        """Return the norm of the change since the last call (or since construction)."""
+        now = [parameter.detach() for parameter in self._parameters]
+        norm = _norm(torch._foreach_sub(now, self._before))
+        torch._foreach_copy_(self._before, now)
+        return norm
+
+
+class RouterLoad:
+    """Counts how many tokens each expert gets in the trainer's forward pass.
+
+    Args:
+        model: every module named `experts` that is called with (hidden states, top-k indices, ...) is watched.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._mask: torch.Tensor | None = None
+        self._load: dict[int, torch.Tensor] = {}
+        self._handles = [
+            module.register_forward_pre_hook(self._counter(_layer(name), module.num_experts))
+            for name, module in model.named_modules()
+            if name.endswith(".experts") and hasattr(module, "num_experts")
+        ]
+
+    def watch(self, mask_BT: torch.Tensor | None) -> None:
+        """Count the tokens that `mask_BT` keeps in the forward passes to come; None stops counting."""
+        self._mask = mask_BT
+        if mask_BT is not None:
+            self._load.clear()
+
+    def _counter(self, layer: int, n_experts: int):
+        def count(_module: nn.Module, arguments: tuple) -> None:
+            if self._mask is not None:
+                index_TK = arguments[1][self._mask.reshape(-1).bool()]
+                self._load[layer] = torch.bincount(index_TK.flatten(), minlength=n_experts)
+
+        return count
+
+    def signals(self) -> dict[str, float]:
+        """Return `router_load_entropy/<layer>` (share of log E) and `router_max_violation/<layer>` (max / mean - 1)."""
+        found: dict[str, float] = {}
+        for layer, load_E in sorted(self._load.items()):
+            share_E = load_E / load_E.sum()
+            entropy = -(share_E * share_E.clamp(min=1e-12).log()).sum().item()
+            found[f"router_load_entropy/{layer}"] = entropy / math.log(len(load_E))
+            found[f"router_max_violation/{layer}"] = (load_E.max() / load_E.float().mean()).item() - 1
+        return found
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def _layer(name: str) -> int:
+    return next(int(part) for part in name.split(".") if part.isdigit())
+
+
+def mismatch(trained_BT: torch.Tensor, sampled_BT: torch.Tensor, mask_BT: torch.Tensor) -> dict[str, float]:
+    """Return how far the engines' log-probs (B, T, nats) of the sampled tokens lie apart, over tokens in the mask.
+
+    `logprob_diff_k3` is the k3 estimate of KL(rollout || training): exp(r) - 1 - r with r = training - rollout.
+    """
+    keep = mask_BT.bool()
+    trained, sampled = trained_BT[keep].double(), sampled_BT[keep].double()
+    ratio = trained - sampled
+    pair = torch.stack([trained.exp(), sampled.exp()])
+    return {
+        "logprob_diff_mean": ratio.abs().mean().item(),
+        "logprob_diff_max": ratio.abs().max().item(),
+        "logprob_diff_k3": (ratio.expm1() - ratio).mean().item(),
+        "prob_pearson": torch.corrcoef(pair)[0, 1].item(),
+    }
+
+
+def repetition_ratio(tokens: Sequence[int]) -> float:
+    """Return the share of tokens that repeat an earlier token of the same response (0 for no response)."""
+    return 1 - len(set(tokens)) / len(tokens) if tokens else 0.0
+
+
+def group_signals(rewards: Sequence[float], samples: int) -> dict[str, float]:
+    """Return reward mean, mean standard deviation within groups, and the share of groups without any spread."""
+    reward_BG = torch.tensor(rewards, dtype=torch.float64).reshape(-1, samples)
+    std_B = reward_BG.std(dim=1)
+    return {
+        "reward_mean": reward_BG.mean().item(),
+        "reward_std": std_B.mean().item(),
+        "zero_variance_groups": (std_B < 1e-8).double().mean().item(),
+    }

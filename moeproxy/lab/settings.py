@@ -1,0 +1,114 @@
+"""What decides a GRPO run: settings of the loop, and the run's own identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moeproxy.errors import LabError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class GRPOSettings:
+    """Settings of the two-engine GRPO loop.
+
+    Args:
+        steps: optimizer steps.
+        prompts, samples: prompts a step, and samples a prompt (the group of GRPO).
+        learning_rate: of AdamW, constant.
+        beta: weight of the KL term against the reference model (the checkpoint the run started from).
+        temperature: of sampling, in rollout and training alike.
+        max_new_tokens: longest response in tokens, the end token included.
+        rollout_dtype: dtype in which the rollout engine computes.
+        sync_dtype: dtype in which weights travel from trainer to rollout engine. bfloat16 gives the small healthy
+            mismatch that real systems have (1e-3 nats; TRL, verl and slime all send bfloat16).
+        tasks: size of the prompt pool, drawn from the `rl` split with `task_seed`.
+        threads: torch threads of the run; traces are bit-identical only for equal thread counts.
+    """
+
+    steps: int = 60
+    prompts: int = 16
+    samples: int = 8
+    learning_rate: float = 3e-4
+    beta: float = 0.02
+    temperature: float = 1.0
+    max_new_tokens: int = 6
+    rollout_dtype: str = "float32"
+    sync_dtype: str = "bfloat16"
+    tasks: int = 4000
+    task_seed: int = 1234
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts", "max_new_tokens", "tasks", "threads"):
+            if getattr(self, name) < 1:
+                raise LabError(f"{name} is {getattr(self, name)}", expected="at least 1")
+        if self.samples < 2:
+            raise LabError(f"samples is {self.samples}", expected="at least 2: GRPO compares within a group")
+        if not self.temperature > 0 or not self.learning_rate >= 0:
+            raise LabError("temperature must be positive and the learning rate not negative")
+        for name in ("rollout_dtype", "sync_dtype"):
+            if getattr(self, name) not in DTYPES:
+                raise LabError(f"{name} is {getattr(self, name)!r}", expected=f"one of {', '.join(DTYPES)}")
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault to inject.
+
+    Args:
+        fault: id in the catalogue.
+        strength: in [0, 1]; 0 is healthy, bit for bit.
+        onset: first step (from 1) at which the fault acts.
+    """
+
+    fault: str
+    strength: float = 1.0
+    onset: int = 20
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: which model, with which fault, seed and settings.
+
+    Args:
+        model: directory of the checkpoint.
+        label, method, n_experts: how the trace names the model (see `moeproxy.traces.RunInfo`).
+        seed: decides prompt order and sampling; runs of equal seed are pairs.
+        injection: the fault, or None for a healthy run.
+        settings: of the loop.
+    """
+
+    model: Path
+    label: str = "original"
+    method: str = "original"
+    n_experts: int = 0
+    seed: int = 0
+    injection: Injection | None = None
+    settings: GRPOSettings = field(default_factory=GRPOSettings)
+
+    def key(self, fingerprint: str) -> str:
+        """Return the content key of the run: equal for runs that must give equal traces."""
+        content = {**self.to_dict(), "model": fingerprint}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        return {**asdict(self), "model": str(self.model)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> RunSpec:
+        """Return the spec that `to_dict` wrote."""
+        injection = stored["injection"]
+        return cls(
+            **{name: stored[name] for name in ("label", "method", "n_experts", "seed")},
+            model=Path(stored["model"]),
+            injection=Injection(**injection) if injection else None,
+            settings=GRPOSettings(**stored["settings"]),
+        )

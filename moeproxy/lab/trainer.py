@@ -1,0 +1,184 @@
+"""GRPO on TRL's trainer with a separate rollout engine, named seams, and a record of every step.
+
+TRL is pinned: the methods overridden here (`_generate_and_score_completions`, `_compute_loss`,
+`_get_per_token_logps_and_entropies`) are internal to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from trl import GRPOTrainer
+
+from moeproxy.lab import probes
+from moeproxy.lab.engine import RolloutEngine
+from moeproxy.lab.seams import Seams
+from moeproxy.lab.settings import GRPOSettings
+from moeproxy.lab.tasks import reward
+
+Row = dict[str, float]
+Progress = Callable[[int, int, Row], None]
+
+
+class Record:
+    """The rows of a run: one a step, and one list a step for each trajectory column."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.rows: list[Row] = []
+        self.trajectories: list[dict[str, list[float]]] = []
+        self._row: Row = {}
+
+    def add(self, **values: float) -> None:
+        """Add signals to the step under way."""
+        self._row.update(values)
+
+    def close_step(self, step: int) -> Row:
+        """End the step under way and return its signals."""
+        self.steps.append(step)
+        self.rows.append(self._row)
+        self._row = {}
+        return self.rows[-1]
+
+
+class LabTrainer(GRPOTrainer):
+    """TRL's GRPO trainer with moeproxy's seams and probes.
+
+    The rollout engine's log-probs are the old log-probs of the importance ratio (verl calls it bypass mode), so a
+    mismatch between the engines reaches the loss, as it does in real systems.
+
+    Args:
+        rollout_model: the rollout engine's own instance of the model.
+        seams: where faults act.
+        settings: of the loop.
+        seed: of the rollout engine's sampling.
+        progress: called after every step with (step, steps, signals).
+        kwargs: TRL's own arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        rollout_model: PreTrainedModel,
+        seams: Seams,
+        settings: GRPOSettings,
+        seed: int,
+        progress: Progress | None,
+        **kwargs: Any,
+    ) -> None:
+        self._seams, self._settings, self._progress = seams, settings, progress
+        self._trained_logprobs: torch.Tensor | None = None
+        super().__init__(reward_funcs=self._score, rollout_func=self._rollout, **kwargs)
+        self.record = Record()
+        self._change = probes.WeightChange(self.model.parameters())
+        self._load = probes.RouterLoad(self.model)
+        self._engine = RolloutEngine(rollout_model, self.processing_class, settings, seed, seams)
+        self.remove_callback(PrinterCallback)  # it prints the last metrics to the reader's notebook
+        self.add_callback(_Clock(self))
+
+    @property
+    def lab_step(self) -> int:
+        """The step under way, from 1."""
+        return self.state.global_step + 1
+
+    def _rollout(self, prompts: list[str], _trainer: GRPOTrainer) -> dict[str, list]:
+        step = self.lab_step
+        self._seams.sync(lambda: self._engine.sync(self.accelerator.unwrap_model(self.model)), step=step)
+        made = self._engine.generate(prompts, step=step)
+        return {"prompt_ids": made.prompt_ids, "completion_ids": made.completion_ids, "logprobs": made.logprobs}
+
+    def _score(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
+        rewards = [reward(text, right) for text, right in zip(completions, answer, strict=True)]
+        rewards = self._seams.reward(rewards, step=self.lab_step)
+        self.record.add(**probes.group_signals(rewards, self._settings.samples))
+        self._rewards = rewards
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        out = super()._generate_and_score_completions(inputs)
+        sampled = self._seams.sampled_logprobs(out["sampling_per_token_logps"], step=self.lab_step)
+        out["sampling_per_token_logps"] = out["old_per_token_logps"] = sampled
+        responses = [ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], out["completion_mask"])]
+        self.record.add(response_length=sum(map(len, responses)) / len(responses))
+        self.record.trajectories.append(
+            {
+                "prompt": [i // self._settings.samples for i in range(len(responses))],
+                "reward": self._rewards,
+                "length": [len(ids) for ids in responses],
+                "repetition_ratio": [probes.repetition_ratio(ids) for ids in responses],
+                "advantage": out["advantages"].flatten().tolist(),
+            }
+        )
+        return out
+
+    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kw: Any):
+        training = torch.is_grad_enabled()
+        self._load.watch(attention_mask if training else None)
+        out = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kw)
+        self._load.watch(None)
+        if training:
+            self._trained_logprobs = out[0].detach()
+        return out
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        loss = super()._compute_loss(model, inputs)
+        logged = {name: values[-1] for name, values in self._metrics["train"].items() if values}
+        parts = {"kl": logged["kl"]} if self.beta else {}
+        rest = self.beta * parts.get("kl", 0.0)
+        if self.aux_loss_enabled:
+            parts["aux_loss"] = logged["aux_loss"]
+            rest += self.router_aux_loss_coef * logged["aux_loss"]
+        # With TRL's token-mean loss (dapo, one batch a step) the parts add up exactly.
+        self.record.add(total_loss=loss.item(), policy_loss=loss.item() - rest, **parts)
+        self.record.add(
+            entropy=logged["entropy"],
+            clip_fraction_low=logged["clip_ratio/low_mean"],
+            clip_fraction_high=logged["clip_ratio/high_mean"],
+        )
+        sampled = inputs["sampling_per_token_logps"]
+        self.record.add(**probes.mismatch(self._trained_logprobs, sampled, inputs["completion_mask"]))
+        self.record.add(**self._load.signals())
+        self._metrics["train"].clear()
+        return loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        loss = super().training_step(*args, **kwargs)
+        self.record.add(**probes.gradient_norms(self.accelerator.unwrap_model(self.model).named_parameters()))
+        return loss
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        update = optimizer.step
+
+        def step(*step_args: Any, **step_kwargs: Any) -> None:
+            self._seams.optimizer_step(lambda: update(*step_args, **step_kwargs), step=self.lab_step)
+            self.record.add(update_norm=self._change.measure())
+
+        optimizer.step = step
+        return optimizer
+
+    def close(self) -> None:
+        """Remove the probes' hooks."""
+        self._load.close()
+
+
+class _Clock(TrainerCallback):
+    """Times each step and closes its row."""
+
+    def __init__(self, trainer: LabTrainer) -> None:
+        self._trainer = trainer
+        self._started = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._started = time.perf_counter()
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        trainer = self._trainer
+        trainer.record.add(seconds_per_step=time.perf_counter() - self._started)
+        row = trainer.record.close_step(state.global_step)
+        if trainer._progress:
+            trainer._progress(state.global_step, trainer._settings.steps, row)
