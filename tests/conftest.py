@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -50,3 +51,12 @@ def seeds() -> None:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def types(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Check annotations at run time, but for tests of what users see without that check."""
+    unchecked = request.node.get_closest_marker("bad_types") is not None
+    jaxtyping.config.update("jaxtyping_disable", unchecked)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

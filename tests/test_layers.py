@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "recovery": {"traces"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},
 }
-SHARED = {"errors", "files"}
+SHARED = {"errors", "files", "places"}
 TORCH_FREE = (
     "__init__.py",
     "errors.py",

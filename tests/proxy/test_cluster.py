@@ -186,6 +186,7 @@ def test_checkpoint_and_profile_allow_the_same_counts(case: Case) -> None:
 
 
 @pytest.mark.parametrize("n_keep", [0, 1, -3, 4, 5, 7, 17, 8.5, True])
+@pytest.mark.bad_types
 def test_impossible_counts_are_refused_listing_the_possible(n_keep: Any) -> None:
     profile = made_up(n_experts=16, n_group=4)
     with pytest.raises(
@@ -199,6 +200,7 @@ def test_a_long_list_of_counts_is_shortened() -> None:
         select(made_up(n_experts=128), 1)
 
 
+@pytest.mark.bad_types
 def test_unknown_method_and_representative_are_refused() -> None:
     with pytest.raises(ProxyError, match="one of cluster, random, first"):
         select(made_up(), 3, method="best")  # type: ignore[arg-type]

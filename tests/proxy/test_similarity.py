@@ -100,6 +100,7 @@ def test_impossible_weights_are_refused(weights: tuple[float, ...]) -> None:
         distances(made_up()).fuse(weights)
 
 
+@pytest.mark.bad_types
 def test_an_unknown_normalisation_is_refused() -> None:
     with pytest.raises(ProxyError, match="minmax, rank or none"):
         distances(made_up(), normalisation="zscore")  # type: ignore[arg-type]
