@@ -178,9 +178,7 @@ def _strength(runs: Runs, fault: str, strength: float | None) -> float:
             remedy="say strength=...",
         )
     if strength is not None and strength not in known:
-        raise ComparisonError(
-            f"{fault!r} was not run at strength {strength}", expected=f"one of {list(known)}"
-        )
+        raise ComparisonError(f"{fault!r} was not run at strength {strength}", expected=f"one of {list(known)}")
     return next(iter(known)) if strength is None else strength
 
 
@@ -239,9 +237,7 @@ def _names(
     traces: Sequence[Trace], steps_S: np.ndarray, exclude: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
     """Return the signals to compare, and those left out with the reason."""
-    reasons = {
-        name: _reason(name, traces, steps_S, exclude) for name, signal in SIGNALS.items() if signal.compared
-    }
+    reasons = {name: _reason(name, traces, steps_S, exclude) for name, signal in SIGNALS.items() if signal.compared}
     names = tuple(name for name, reason in reasons.items() if not reason)
     if not names:
         raise ComparisonError("no signal is logged in all runs of the original", expected="at least one")
@@ -253,11 +249,7 @@ def _reason(name: str, traces: Sequence[Trace], steps_S: np.ndarray, exclude: Se
         return "left out on request"
     if lost := [str(trace.provenance) for trace in traces if not columns_of(trace, name)]:
         return f"skipped: needs {name} (not logged in {lost[0]}{' and others' if len(lost) > 1 else ''})"
-    broken = [
-        trace
-        for trace in traces
-        if trace.provenance.healthy and np.isinf(matrix(trace, (name,), steps_S)).any()
-    ]
+    broken = [trace for trace in traces if trace.provenance.healthy and np.isinf(matrix(trace, (name,), steps_S)).any()]
     return f"skipped: not finite in a healthy run ({broken[0].provenance})" if broken else ""
 
 

@@ -37,9 +37,7 @@ class _Shared:
         return _Shared(seeds, *parts)
 
 
-def judge(
-    question: Question, ours: Responses, theirs: Responses, library: Library, marks: Marks
-) -> ProxyResult:
+def judge(question: Question, ours: Responses, theirs: Responses, library: Library, marks: Marks) -> ProxyResult:
     """Return measures, controls and verdict of one proxy."""
     shared, rules, seed = _Shared.of(ours, theirs), question.rules, question.bootstrap_seed
     direction = bootstrap(agreement.direction(shared.theirs_RXW, marks), seed)
@@ -51,9 +49,7 @@ def judge(
     onset = bootstrap(later_R, seed)
     retrieved = _retrieve(shared, theirs, library, rules.null_quantile)
     retrieval = bootstrap(np.array([float(name == question.fault) for name in retrieved]), seed)
-    checks = verdict.checks(
-        direction, found, rank, null_high, ceiling(ours, seed), onset, retrieval, retrieved, rules
-    )
+    checks = verdict.checks(direction, found, rank, null_high, ceiling(ours, seed), onset, retrieval, retrieved, rules)
     said, reason = verdict.judge(len(marks) > 0, checks, len(shared.seeds))
     run = next(iter(theirs.pairs.values())).faulty.provenance
     return ProxyResult(
@@ -113,9 +109,7 @@ def _without_strongest(shared: _Shared, marks: Marks) -> float:
     """Return the mean rank correlation without the original's strongest signal: does all hang on one?"""
     if not len(marks):
         return float("nan")
-    ours, theirs = (
-        np.delete(part, marks.signals_N[0], axis=1) for part in (shared.ours_RXW, shared.theirs_RXW)
-    )
+    ours, theirs = (np.delete(part, marks.signals_N[0], axis=1) for part in (shared.ours_RXW, shared.theirs_RXW))
     return bootstrap(_ranks(ours, theirs), 0).mean
 
 
@@ -131,9 +125,7 @@ def _retrieve(shared: _Shared, theirs: Responses, library: Library, quantile: fl
     answers = []
     for seed, response_XW in zip(shared.seeds, squashed_RXW, strict=True):
         known = {fault: _other_seeds(by_seed, seed) for fault, by_seed in library.items()}
-        answers.append(
-            agreement.nearest(response_XW, known, agreement.healthy_level(healthy_PXW, known, quantile))
-        )
+        answers.append(agreement.nearest(response_XW, known, agreement.healthy_level(healthy_PXW, known, quantile)))
     return tuple(answers)
 
 

@@ -98,9 +98,7 @@ def measure(runs: Runs, model: str, question: Question) -> Responses:
         ComparisonError: it has no scored pair of runs, or fewer than two healthy calibration runs.
     """
     pairs = scored_pairs(runs, model, question.fault, question.strength, question.scored_seeds)
-    calibration_CXS = np.stack(
-        [question.healthy_values(trace) for trace in _calibration(runs, model, question)]
-    )
+    calibration_CXS = np.stack([question.healthy_values(trace) for trace in _calibration(runs, model, question)])
     rules = question.rules
     spread = calibrate(
         calibration_CXS,
@@ -132,9 +130,7 @@ def respond(pairs: dict[int, Pair], spread: Spread, question: Question) -> np.nd
     return np.stack([spread.response(faulty_XW, healthy_XW) for faulty_XW, healthy_XW in means])
 
 
-def scored_pairs(
-    runs: Runs, model: str, fault: str, strength: float, seeds: Sequence[int]
-) -> dict[int, Pair]:
+def scored_pairs(runs: Runs, model: str, fault: str, strength: float, seeds: Sequence[int]) -> dict[int, Pair]:
     """Return the pairs of runs by seed.
 
     Raises:
@@ -187,9 +183,7 @@ def _moves(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _notes(model: str, pairs: dict[int, Pair], question: Question) -> tuple[str, ...]:
-    notes = [
-        f"{model}: no pair of runs for seed {seed}" for seed in question.scored_seeds if seed not in pairs
-    ]
+    notes = [f"{model}: no pair of runs for seed {seed}" for seed in question.scored_seeds if seed not in pairs]
     for seed, pair in pairs.items():
         if not _same_start(pair, question):
             notes.append(f"{model}, seed {seed}: the two runs differ before the onset already")

@@ -60,10 +60,7 @@ class Windows:
         """Return the mean over each window; NaN where half of the window or more is missing."""
         parts = [values_XS[:, (steps_S >= start) & (steps_S < stop)] for start, stop in self.bounds]
         return np.stack(
-            [
-                _present_mean(part, stop - start)
-                for part, (start, stop) in zip(parts, self.bounds, strict=True)
-            ],
+            [_present_mean(part, stop - start) for part, (start, stop) in zip(parts, self.bounds, strict=True)],
             axis=1,
         )
 
@@ -145,9 +142,7 @@ def _calibrate(
     constant_X = np.nanmax(np.nanmax(values_CXS, 0) - np.nanmin(values_CXS, 0), 1) == 0
     null_PXW = _left_out_responses(means_CXW, window_floor_X)
     null_PXS = _left_out_responses(values_CXS, step_floor_X)
-    lasting_PX = np.array([persistent(null_XS, persist).max(1) for null_XS in null_PXS]).reshape(
-        -1, len(names)
-    )
+    lasting_PX = np.array([persistent(null_XS, persist).max(1) for null_XS in null_PXS]).reshape(-1, len(names))
     return Spread(
         window_X=_spread(means_CXW, window_floor_X),
         step_X=_spread(values_CXS, step_floor_X),

@@ -191,9 +191,7 @@ class Comparison:
     def save(self, path: str | Path) -> Path:
         """Write the comparison as JSON, atomically, and return its path."""
         target = Path(path)
-        text = json.dumps(
-            {"format": FORMAT, "version": VERSION, **_plain(asdict(self))}, indent=1, default=str
-        )
+        text = json.dumps({"format": FORMAT, "version": VERSION, **_plain(asdict(self))}, indent=1, default=str)
         with atomic_file(target) as temporary:
             temporary.write_text(text, encoding="utf-8")
         return target

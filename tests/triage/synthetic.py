@@ -104,9 +104,7 @@ def runs(
 
 def scaled(effects: Mapping[str, Mapping[str, float]], factor: float) -> dict[str, dict[str, float]]:
     """Return effects multiplied by a factor."""
-    return {
-        fault: {name: factor * value for name, value in effect.items()} for fault, effect in effects.items()
-    }
+    return {fault: {name: factor * value for name, value in effect.items()} for fault, effect in effects.items()}
 
 
 def _wobble(rng: np.random.Generator, n_steps: int, drift: float) -> np.ndarray:

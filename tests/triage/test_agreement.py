@@ -22,9 +22,7 @@ def test_bootstrap_is_seeded_and_needs_two_values() -> None:
 
 
 def test_significance_must_repeat_with_one_sign() -> None:
-    response_RXW = np.array(
-        [[[9.0], [9.0], [9.0], [2.0]], [[9.0], [-9.0], [1.0], [2.0]], [[1.0], [1.0], [1.0], [2.0]]]
-    )
+    response_RXW = np.array([[[9.0], [9.0], [9.0], [2.0]], [[9.0], [-9.0], [1.0], [2.0]], [[1.0], [1.0], [1.0], [2.0]]])
     np.testing.assert_array_equal(significant(response_RXW, 4.0, 2 / 3)[:, 0], [1, 0, 0, 0])
     np.testing.assert_array_equal(significant(-response_RXW, 4.0, 2 / 3)[:, 0], [-1, 0, 0, 0])
 
@@ -52,14 +50,10 @@ def test_marks_are_sorted_by_strength() -> None:
 def test_rank_correlation_agrees_with_scipy() -> None:
     rng = np.random.default_rng(0)
     left, right = rng.normal(size=(2, 6, 4)).round(1)
-    assert agreement.rank_correlation(left, right) == pytest.approx(
-        spearmanr(left.ravel(), right.ravel()).statistic
-    )
+    assert agreement.rank_correlation(left, right) == pytest.approx(spearmanr(left.ravel(), right.ravel()).statistic)
     left[0, 0], right[1, 1] = np.nan, np.nan
     keep = ~np.isnan(left) & ~np.isnan(right)
-    assert agreement.rank_correlation(left, right) == pytest.approx(
-        spearmanr(left[keep], right[keep]).statistic
-    )
+    assert agreement.rank_correlation(left, right) == pytest.approx(spearmanr(left[keep], right[keep]).statistic)
     assert np.isnan(agreement.rank_correlation(left, np.ones_like(left)))
     assert np.isnan(agreement.rank_correlation(left[:1, :2], right[:1, :2]))
 

@@ -64,7 +64,7 @@ def test_planted_answers_are_found(zoo: list[Trace], fault: str) -> None:
     assert result.control.false_signals == 0
     assert result.control.false_response_rate < 0.05
     assert "no uninformed proxy reproduces it fully" in " ".join(result.statements)
-    assert "higher" in " ".join(result.statements)
+    assert "higher in 3 of 3 seeds (sign test p = 0.25): no difference shown" in " ".join(result.statements)
 
 
 def test_weak_response_is_partly_or_not_reproduced(original: list[Trace]) -> None:
@@ -111,9 +111,7 @@ def test_rescaling_a_model_moves_no_verdict(zoo: list[Trace]) -> None:
     ]
     before, after = compare(zoo, "quiet_update", **SEEDS), compare(moved, "quiet_update", **SEEDS)
     assert [proxy.verdict for proxy in before.proxies] == [proxy.verdict for proxy in after.proxies]
-    np.testing.assert_allclose(
-        before.proxy("cluster-16").response, after.proxy("cluster-16").response, rtol=1e-6
-    )
+    np.testing.assert_allclose(before.proxy("cluster-16").response, after.proxy("cluster-16").response, rtol=1e-6)
 
 
 def test_result_depends_on_neither_order_nor_other_proxies(zoo: list[Trace]) -> None:
@@ -188,7 +186,7 @@ def test_one_seed_is_called_an_indication(zoo: list[Trace]) -> None:
     assert result.proxy("cluster-16").verdict == "reproduced"
     assert "an indication, not a result" in result.proxy("cluster-16").reason
     assert np.isnan(result.proxy("cluster-16").rank.low)
-    assert "too few seeds to tell" in " ".join(result.statements)
+    assert "sign test p = 1" in " ".join(result.statements)
 
 
 def test_default_seeds(zoo: list[Trace]) -> None:

@@ -1,0 +1,23 @@
+"""All figures: pure functions from results to `plotly.graph_objects.Figure`, no widgets, no statistics.
+
+`describe(figure)` is its one-sentence text alternative, `data_table(figure)` the numbers behind it.
+"""
+
+from moeproxy.view.figures_experts import expert_load, keep_map, similarity_heatmap
+from moeproxy.view.figures_models import cost_bars, method_comparison
+from moeproxy.view.figures_overlay import overlay
+from moeproxy.view.figures_verdict import agreement, response_heatmap
+from moeproxy.view.style import data_table, describe
+
+__all__ = [
+    "agreement",
+    "cost_bars",
+    "data_table",
+    "describe",
+    "expert_load",
+    "keep_map",
+    "method_comparison",
+    "overlay",
+    "response_heatmap",
+    "similarity_heatmap",
+]
