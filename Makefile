@@ -52,7 +52,8 @@ $(VENV)/bin/python:
 
 # The browser tests need a Chromium. Root can install Debian's; anybody else gets a clear skip (in CI: a failure).
 chromium:
-	@if [ -n "$$CHROMIUM" ] || command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; \
+	@if [ -n "$$CHROMIUM" ] || { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null; \
+	then exit 0; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "moeproxy: installing chromium for the browser tests"; \
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null; } \

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.driver import Lab
 from tests.browser.server import LabServer, lab_server
+from tests.notebooks.running import ROOT, copy_of
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "out" / "browser"
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Chromium refuses its sandbox as root, and WebGL needs a software renderer where there is no GPU.
@@ -51,8 +51,8 @@ def browser(chromium: str) -> Iterator[Browser]:
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     """A server on a copy of the notebooks: JupyterLab saves into what it opens."""
     root, home = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("home")
-    shutil.copytree(ROOT / "notebooks", root / "notebooks", ignore=shutil.ignore_patterns(".*"))
-    with lab_server(root, home, MOEPROXY_OUT=str(root / "out")) as running:
+    copy_of(ROOT / "notebooks", root)
+    with lab_server(root, home) as running:
         yield running
 
 

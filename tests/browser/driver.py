@@ -42,9 +42,7 @@ _COMMAND = """async ([name, limit]) => {
   const late = new Promise((_, fail) => setTimeout(() => fail(error), limit));
   await Promise.race([window.jupyterapp.commands.execute(name), late]);
 }"""
-_CELLS = (
-    "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.map(cell => cell.toJSON())"
-)
+_CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells.map(cell => cell.toJSON())"
 _EXECUTE = """async code => {
   const kernel = window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
   const future = kernel.requestExecute({ code, store_history: false });
@@ -93,13 +91,13 @@ class Lab:
         self.page.reload(timeout=TIMEOUT_MS)
         self._wait_until_ready(path)
 
-    def run_all(self) -> None:
+    def run_all(self, timeout_ms: int = TIMEOUT_MS) -> None:
         """Run all cells and wait for the last."""
-        self.command("notebook:run-all-cells")
+        self.command("notebook:run-all-cells", timeout_ms)
 
-    def command(self, name: str) -> None:
+    def command(self, name: str, timeout_ms: int = TIMEOUT_MS) -> None:
         """Execute a JupyterLab command and wait for its end."""
-        self.page.evaluate(_COMMAND, [name, TIMEOUT_MS])
+        self.page.evaluate(_COMMAND, [name, timeout_ms])
 
     def cells(self) -> list[dict[str, Any]]:
         """All cells with their outputs, on screen or not."""
@@ -121,6 +119,11 @@ class Lab:
     def scroll_to(self, index: int) -> None:
         """Bring a cell to the top of the window."""
         self.page.evaluate(_SCROLL, index)
+
+    def cell_with(self, text: str) -> int:
+        """Index of the first code cell whose source holds `text`."""
+        sources = [cell["source"] if cell["cell_type"] == "code" else "" for cell in self.cells()]
+        return next(index for index, source in enumerate(sources) if text in "".join(source))
 
     def _wait_until_ready(self, path: str) -> None:
         # A plain predicate: an asynchronous one is a promise, which counts as true at once.

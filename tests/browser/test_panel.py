@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from PIL import Image
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import expect
 
 import moeproxy
 from moeproxy.proxy.cluster import METHODS
 from tests import tiny
 from tests.browser.driver import TIMEOUT_MS, Lab
+from tests.browser.looking import colours, drawn, status
 from tests.browser.server import LabServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -25,12 +24,6 @@ from moeproxy.view.apps.proxy_panel import ProxyPanel
 panel = ProxyPanel("model", ExpertProfile.load("profile.npz"), out="proxies", n_keep=16)
 panel"""
 NOTEBOOK = "panel/panel.ipynb"
-# Kept experts per layer as drawn, and the two bars of the size chart, as plotly.js holds them.
-DRAWN = """() => {
-  const data = document.querySelector(".js-plotly-plot").data;
-  const kept = Array.from(data[0].z, row => Array.from(row).filter(Number.isFinite).length);
-  return { kept, sizes: Array.from(data[4].x) };
-}"""
 NAMELESS = re.compile(r"^\s*- (slider|spinbutton|combobox|button|textbox|progressbar)(?! \")", re.MULTILINE)
 
 
@@ -51,16 +44,6 @@ def _thirty_two_experts(path: Path) -> Path:
     return tiny.save(tiny.qwen3_moe(**changes), path)
 
 
-def colours(figure: Locator) -> int:
-    """Number of distinct colours painted: an empty canvas has a handful, whatever its elements say."""
-    picture = Image.open(io.BytesIO(figure.screenshot())).convert("RGB")
-    return len(picture.getcolors(maxcolors=1 << 24) or [])
-
-
-def status(lab: Lab, words: str) -> Locator:
-    return lab.page.get_by_role("status").filter(has_text=words)
-
-
 def _press(lab: Lab, key: str, times: int) -> None:
     for _ in range(times):
         lab.page.keyboard.press(key)
@@ -68,9 +51,9 @@ def _press(lab: Lab, key: str, times: int) -> None:
 
 def _expect_drawn(lab: Lab, kept: int) -> dict[str, Any]:
     expect(lab.page.locator(".gtitle")).to_contain_text(f"{kept} of 32 experts per layer", timeout=20_000)
-    drawn = lab.page.evaluate(DRAWN)
-    assert drawn["kept"] == [kept] * 4
-    return drawn
+    found = drawn(lab.page.locator(".js-plotly-plot"))
+    assert found["kept"] == [kept] * 4
+    return found
 
 
 def test_panel_by_keyboard(lab: Lab, notebook: str, shots: Path) -> None:

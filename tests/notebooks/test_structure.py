@@ -73,9 +73,7 @@ def test_imports_only_what_a_reader_needs(path: Path) -> None:
         name.split(".")[0]
         for node in _tree(path)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
     }
     assert modules <= {"moeproxy", "pathlib"}
 

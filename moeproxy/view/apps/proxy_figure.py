@@ -180,8 +180,7 @@ def _colours(state: PanelState) -> dict[str, Any]:
 def _only(share_LE: np.ndarray, shown_LE: np.ndarray) -> list[list[float | None]]:
     """Return the shares as rows with None elsewhere; NaN would not be JSON."""
     return [
-        [float(x) if yes else None for x, yes in zip(*row, strict=True)]
-        for row in zip(share_LE, shown_LE, strict=True)
+        [float(x) if yes else None for x, yes in zip(*row, strict=True)] for row in zip(share_LE, shown_LE, strict=True)
     ]
 
 

@@ -127,9 +127,7 @@ class ProxyPanel:
     def _box_changed(self, _: Any) -> None:
         possible = self._nearest(self.box.value)
         if possible != self.box.value:
-            self.status.say(
-                f"{self.box.value} experts cannot be kept; {possible} is the nearest count that can."
-            )
+            self.status.say(f"{self.box.value} experts cannot be kept; {possible} is the nearest count that can.")
             self.box.value = possible
         self.slider.value = possible
 
@@ -166,9 +164,7 @@ class ProxyPanel:
         written = build(self.checkpoint, plan, target, progress=_as_share(report, f"writing {target.name}"))
         report(_BUILD_SHARE, f"checking {target.name} by reloading it")
         proxy = check(written)
-        self.status.say(
-            f"{target.name}: {proxy.n_params:,} parameters, {proxy.check.verdict if proxy.check else ''}"
-        )
+        self.status.say(f"{target.name}: {proxy.n_params:,} parameters, {proxy.check.verdict if proxy.check else ''}")
         return proxy
 
     def _arrange(self) -> widgets.VBox:
