@@ -49,7 +49,9 @@ def judge(question: Question, ours: Responses, theirs: Responses, library: Libra
     onset = bootstrap(later_R, seed)
     retrieved = _retrieve(shared, theirs, library, rules.null_quantile)
     retrieval = bootstrap(np.array([float(name == question.fault) for name in retrieved]), seed)
-    checks = verdict.checks(direction, found, rank, null_high, ceiling(ours, seed), onset, retrieval, retrieved, rules)
+    without = _without_strongest(shared, marks)
+    best = ceiling(ours, seed)
+    checks = verdict.checks(direction, found, rank, null_high, best, without, onset, retrieval, retrieved, rules)
     said, reason = verdict.judge(len(marks) > 0, checks, len(shared.seeds))
     run = next(iter(theirs.pairs.values())).faulty.provenance
     return ProxyResult(
@@ -62,7 +64,7 @@ def judge(question: Question, ours: Responses, theirs: Responses, library: Libra
         direction=direction,
         found=found,
         rank=rank,
-        rank_without_strongest=_without_strongest(shared, marks),
+        rank_without_strongest=without,
         rank_null_high=null_high,
         rank_null_median=null_median,
         onset_difference=onset,

@@ -37,6 +37,7 @@ def checks(
     rank: Interval,
     null_high: float,
     ceiling: Interval,
+    without_strongest: float,
     onset: Interval,
     retrieval: Interval,
     retrieved: Sequence[str],
@@ -47,7 +48,8 @@ def checks(
     same, clearly = _percent(direction.mean), _percent(found.mean)
     direction_text = f"{same} of the original's significant signals move the same way, {clearly} significantly"
     best = "" if np.isnan(ceiling.mean) else f", the original with itself reaches {ceiling.mean:.2f}"
-    rank_text = f"rank correlation {rank} (a proxy without response stays below {null_high:.2f}{best})"
+    rest = "" if np.isnan(without_strongest) else f", {without_strongest:.2f} without the strongest signal"
+    rank_text = f"rank correlation {rank}{rest} (a proxy without response stays below {null_high:.2f}{best})"
     right = retrieval.mean >= rules.replicate - 1e-9
     return (
         Check("direction", bool(moved), direction_text),

@@ -44,7 +44,8 @@ class _Series:
 
     @property
     def origin(self) -> str:
-        line = "live" if self.live else "recorded" if self.n_lines == 1 else f"mean of {self.n_lines} recorded"
+        source = "live" if self.live else "recorded"
+        line = source if self.n_lines == 1 else f"mean of {self.n_lines} {source}"
         return line if self.n_runs == 1 else f"{line}, band {self.n_runs} runs"
 
     def mean_from(self, step: int) -> float:
@@ -63,8 +64,8 @@ def overlay(
 ) -> go.Figure:
     """Draw signals of original and proxy, healthy and with a fault, over the steps.
 
-    A line is the live run if every line has one, else the mean over the seeds that were also run broken; the
-    band spans all runs.
+    A line is the live run if every line has one, else the mean of recorded ones; of several seeds only those
+    that were also run broken enter the mean, so that the lines part at the onset. The band spans all runs.
     Colour tells the model, dash tells healthy (solid) from broken (dashed); the onset is a vertical line.
 
     Args:
@@ -139,12 +140,11 @@ def _panel(traces: Sequence[Trace], fault: str, strength: float, models: list[st
 
 
 def _lines(groups: dict[tuple[str, bool], list[Trace]], key: tuple[str, bool], live: bool) -> list[Trace]:
-    """Return the runs whose mean is drawn: live ones, or recorded ones of seeds that are also run broken."""
-    if live:
-        return [trace for trace in groups[key] if _live(trace)]
-    seeds = {trace.provenance.seed for trace in groups[key[0], True]}
-    paired = [trace for trace in groups[key] if trace.provenance.seed in seeds and not _live(trace)]
-    return paired or groups[key]
+    """Return the runs whose mean is drawn: live or recorded, of the seeds that were also run broken."""
+    of_source = {key: [t for t in runs if _live(t) == live] for key, runs in groups.items()}
+    seeds = {trace.provenance.seed for trace in of_source[key[0], True]}
+    paired = [trace for trace in of_source[key] if trace.provenance.seed in seeds]
+    return paired or of_source[key] or groups[key]
 
 
 def _live(trace: Trace) -> bool:

@@ -66,11 +66,12 @@ def name(comparison: Comparison) -> str:
 
 def _one(comparison: Comparison) -> Iterable[Block]:
     yield Heading(f"{name(comparison)}, acting from step {comparison.onset}")
-    if comparison.proxies:
+    if not comparison.proxies:
+        yield Text("Not run: no proxy was compared.", note=True)
+    else:
         caption = f"{name(comparison)}: verdict on every proxy, equal sizes together"
         yield Table(caption, pd.DataFrame([_row(comparison, proxy) for proxy in comparison.proxies]))
-    yield Points(comparison.statements)
-    if comparison.proxies:
+        yield Points(comparison.statements)
         reasons = [{"proxy": p.model, "verdict": _signed(p), "why": p.reason} for p in comparison.proxies]
         yield Table("Why, proxy by proxy", pd.DataFrame(reasons), folded=True)
     yield Figure("Response of each signal in each window after the onset.", figures.response_heatmap(comparison))

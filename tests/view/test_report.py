@@ -166,6 +166,9 @@ def test_invisible_fault_is_said_to_be_so(tmp_path: Path) -> None:
     quiet = compare_all(runs("original", 32, {"none": {}}) + runs("cluster-16", 16, {"none": {}}))
     page = Page(write_report(ReportInput(comparisons=quiet), tmp_path).read_text("utf-8"))
     assert "none: not visible on the original" in page.text
+    alone = compare_all(runs("original", 32, {"none": {"kl": 9}}))
+    page = Page(write_report(ReportInput(comparisons=alone), tmp_path).read_text("utf-8"))
+    assert "Not run: no proxy was compared." in page.text
 
 
 def test_older_report_is_replaced_and_bad_places_are_refused(
