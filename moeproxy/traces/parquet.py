@@ -58,9 +58,7 @@ def to_arrow(column: pd.Series) -> pa.Array:
         return pa.array(column.to_numpy(np.float64), from_pandas=False)
     if isinstance(column.dtype, pd.ArrowDtype):
         return _whole(pa.chunked_array(pa.array(column.array))).cast(pa.float64())
-    return pa.array(
-        [None if value is None or value is pd.NA else float(value) for value in column], pa.float64()
-    )
+    return pa.array([None if value is None or value is pd.NA else float(value) for value in column], pa.float64())
 
 
 def from_arrow(values: pa.Array) -> pd.Series:
@@ -83,9 +81,7 @@ def _lists(table: pd.DataFrame, steps_S: np.ndarray) -> dict[str, pa.Array]:
         raise TraceError(found, expected="steps of the run only")
     bounds = pa.array(np.append(np.searchsorted(at, steps_S, "left"), len(at)).astype(np.int32))
     names = [str(name) for name in table if name != "step"]
-    return {
-        _PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names
-    }
+    return {_PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names}
 
 
 def _table(path: Path) -> pa.Table:
@@ -126,9 +122,7 @@ def _run(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
 
 def _steps(table: pa.Table) -> pd.DataFrame:
     names = [name for name in table.column_names if name != "step" and not name.startswith(_PREFIX)]
-    frame = pd.DataFrame(
-        {name: from_arrow(_whole(table[name])) for name in names}, index=range(table.num_rows)
-    )
+    frame = pd.DataFrame({name: from_arrow(_whole(table[name])) for name in names}, index=range(table.num_rows))
     return frame.set_axis(table["step"].to_numpy(), axis=0)
 
 

@@ -49,25 +49,17 @@ _TABLE = (
     Signal("grad_norm_embeddings", "", "log", "L2 norm of the embeddings' gradients", resolution=1e-9),
     Signal("update_norm", "", "log", "L2 norm of the change of all weights in this step", resolution=1e-9),
     Signal("reward_mean", "reward", "linear", "mean reward of the step's samples", resolution=1e-3),
-    Signal(
-        "reward_std", "reward", "linear", "mean standard deviation of rewards within groups", resolution=1e-3
-    ),
+    Signal("reward_std", "reward", "linear", "mean standard deviation of rewards within groups", resolution=1e-3),
     Signal("zero_variance_groups", "share", "linear", "share of groups with equal rewards", resolution=1e-3),
     Signal("entropy", "nats", "linear", "mean entropy of the policy, per token", resolution=1e-3),
     Signal("response_length", "tokens", "log", "mean length of the responses", resolution=1e-2),
-    Signal(
-        "clip_fraction_low", "share", "linear", "share of tokens clipped at the lower bound", resolution=1e-3
-    ),
-    Signal(
-        "clip_fraction_high", "share", "linear", "share of tokens clipped at the upper bound", resolution=1e-3
-    ),
+    Signal("clip_fraction_low", "share", "linear", "share of tokens clipped at the lower bound", resolution=1e-3),
+    Signal("clip_fraction_high", "share", "linear", "share of tokens clipped at the upper bound", resolution=1e-3),
     Signal("logprob_diff_mean", "nats", "log", "mean |rollout - training log-prob|", resolution=1e-4),
     Signal("logprob_diff_max", "nats", "log", "largest |rollout - training log-prob|", resolution=1e-3),
     Signal("logprob_diff_k3", "nats", "log", "k3 estimate of KL(rollout || training)", resolution=1e-8),
     Signal("prob_pearson", "", "logit", "correlation of rollout and training probabilities", resolution=1e-6),
-    Signal(
-        "router_load_entropy", "share", "linear", "entropy of the experts' load over its maximum", True, 1e-3
-    ),
+    Signal("router_load_entropy", "share", "linear", "entropy of the experts' load over its maximum", True, 1e-3),
     Signal("router_max_violation", "", "log", "largest load over the mean load, minus 1", True, 1e-2),
     Signal("seconds_per_step", "s", "log", "wall-clock time of the step", resolution=1e-3, compared=False),
 )
@@ -96,9 +88,7 @@ def signal_of(column: str) -> Signal:
     signal = SIGNALS.get(name)
     if signal is not None and signal.per_layer == bool(slash) and (not slash or layer.isdigit()):
         return signal
-    raise TraceError(
-        f"unknown signal {column!r}", expected=_expected(name), remedy="rename the column or drop it"
-    )
+    raise TraceError(f"unknown signal {column!r}", expected=_expected(name), remedy="rename the column or drop it")
 
 
 def layer_of(column: str) -> int | None:

@@ -36,6 +36,7 @@ class RunInfo:
         versions: versions of the programs involved.
         checkpoint_fingerprint: hash of the model the run started from.
         wall_seconds: duration of the run in seconds.
+        peak_memory_bytes: largest resident size of the run's process, 0 when not measured.
         source: "live" (trained just now), "recorded" (shipped) or "file" (read from somebody's log).
     """
 
@@ -50,6 +51,7 @@ class RunInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
     checkpoint_fingerprint: str = ""
     wall_seconds: float = 0.0
+    peak_memory_bytes: int = 0
     source: Source = "live"
 
     @property
@@ -175,9 +177,7 @@ def _checked_steps(steps: pd.DataFrame) -> pd.DataFrame:
             remedy="set the index of `steps` to the step number and sort it",
         )
     numbers = pd.Index(index.to_numpy(np.int64), name="step")
-    columns = {
-        str(name): _checked_column(str(name), column).set_axis(numbers) for name, column in steps.items()
-    }
+    columns = {str(name): _checked_column(str(name), column).set_axis(numbers) for name, column in steps.items()}
     return pd.DataFrame(columns, index=numbers)
 
 
@@ -186,9 +186,7 @@ def _checked_column(name: str, column: pd.Series) -> pd.Series:
     try:
         return parquet.from_arrow(parquet.to_arrow(column))
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TraceError(
-            f"signal {name!r} holds something that is no number ({error})", expected="numbers"
-        ) from error
+        raise TraceError(f"signal {name!r} holds something that is no number ({error})", expected="numbers") from error
 
 
 def _checked_trajectories(table: pd.DataFrame) -> pd.DataFrame:
