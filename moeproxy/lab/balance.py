@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from transformers import PreTrainedModel
+from torch import nn
 
 
 class BiasBalancer:
@@ -14,9 +16,11 @@ class BiasBalancer:
         rate: step of the bias for each call of `step`, in score units.
     """
 
-    def __init__(self, model: PreTrainedModel, rate: float) -> None:
+    def __init__(self, model: nn.Module, rate: float) -> None:
         self._rate = rate
-        self._blocks = [m for m in model.modules() if hasattr(getattr(m, "gate", None), "e_score_correction_bias")]
+        self._blocks: list[Any] = [
+            m for m in model.modules() if hasattr(getattr(m, "gate", None), "e_score_correction_bias")
+        ]
         self._load_LE = [torch.zeros_like(block.gate.e_score_correction_bias) for block in self._blocks]
         self._hooks = [
             block.experts.register_forward_pre_hook(self._counter(layer)) for layer, block in enumerate(self._blocks)

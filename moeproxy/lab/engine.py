@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,8 +54,9 @@ class RolloutEngine:
     ) -> None:
         self.model = model.to(getattr(torch, settings.rollout_dtype)).eval().requires_grad_(False)
         self._tokenizer, self._settings, self._seed, self._seams = tokenizer, settings, seed, seams
-        self._attention = [m for m in self.model.modules() if isinstance(getattr(m, "scaling", None), float)]
-        self._scales = [module.scaling for module in self._attention]
+        self._attention: list[Any] = [m for m in self.model.modules() if isinstance(getattr(m, "scaling", None), float)]
+        self._scales: list[float] = [module.scaling for module in self._attention]
+        self._eos: Any = tokenizer.eos_token_id
 
     @torch.no_grad()
     def sync(self, trained: nn.Module) -> None:
@@ -81,8 +83,9 @@ class RolloutEngine:
         logprobs_BT = self._logprobs(written.logits, tokens_BT)
         return self._strip(encoded, tokens_BT, logprobs_BT)
 
-    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor):
-        return self.model.generate(
+    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> Any:
+        model: Any = self.model  # transformers types generate by mixins that a type checker cannot follow
+        return model.generate(
             input_ids=ids_BT,
             attention_mask=mask_BT,
             max_new_tokens=self._settings.max_new_tokens,
@@ -91,7 +94,7 @@ class RolloutEngine:
             top_k=0,
             top_p=1.0,
             pad_token_id=self._tokenizer.pad_token_id,
-            eos_token_id=self._tokenizer.eos_token_id,
+            eos_token_id=self._eos,
             return_dict_in_generate=True,
             output_logits=True,
         )
@@ -101,7 +104,7 @@ class RolloutEngine:
         return logits_BTV.log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
 
     def _strip(self, encoded, tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> Rollouts:
-        ended_BT = tokens_BT == self._tokenizer.eos_token_id
+        ended_BT = tokens_BT.eq(self._eos)
         first_end = torch.where(ended_BT.any(1), ended_BT.int().argmax(1), tokens_BT.shape[1] - 1)
         lengths = (first_end + 1).tolist()
         kept = encoded["attention_mask"].bool()

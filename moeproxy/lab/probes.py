@@ -1,9 +1,10 @@
-"""Measure a step: gradient norms by module, weight change, router load, rollout-vs-training difference, trajectories."""
+"""Measure a step: gradient norms, weight change, router load, rollout-vs-training difference, trajectories."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -52,8 +53,9 @@ class WeightChange:
     def measure(self) -> float:
         """Return the norm of the change since the last call (or since construction)."""
         now = [parameter.detach() for parameter in self._parameters]
-        norm = _norm(torch._foreach_sub(now, self._before))
-        torch._foreach_copy_(self._before, now)
+        norm = _norm([after - before for after, before in zip(now, self._before, strict=True)])
+        for before, after in zip(self._before, now, strict=True):
+            before.copy_(after)
         return norm
 
 
@@ -68,7 +70,7 @@ class RouterLoad:
         self._mask: torch.Tensor | None = None
         self._load: dict[int, torch.Tensor] = {}
         self._handles = [
-            module.register_forward_pre_hook(self._counter(_layer(name), module.num_experts))
+            module.register_forward_pre_hook(self._counter(_layer(name), int(cast(int, module.num_experts))))
             for name, module in model.named_modules()
             if name.endswith(".experts") and hasattr(module, "num_experts")
         ]
@@ -79,8 +81,8 @@ class RouterLoad:
         if mask_BT is not None:
             self._load.clear()
 
-    def _counter(self, layer: int, n_experts: int):
-        def count(_module: nn.Module, arguments: tuple) -> None:
+    def _counter(self, layer: int, n_experts: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def count(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             if self._mask is not None:
                 index_TK = arguments[1][self._mask.reshape(-1).bool()]
                 self._load[layer] = torch.bincount(index_TK.flatten(), minlength=n_experts)

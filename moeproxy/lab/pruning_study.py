@@ -28,6 +28,7 @@ from moeproxy.lab.scoring import accuracy
 from moeproxy.lab.tasks import RL_SKILLS, sample_many
 from moeproxy.proxy.check import prune_in_memory
 from moeproxy.proxy.cluster import select
+from moeproxy.proxy.plan import KeepPlan
 
 N_EVALUATED = {"validation": 120, "test": 280}
 CALIBRATION_TEXTS = 800
@@ -102,7 +103,14 @@ def study(
     profiles = [profile(checkpoint, calibration_texts(draw), batch_size=200) for draw in range(draws)]
     base = {"model": Path(model_path).name, "split": split}
     rows = [
-        {**base, "n_keep": checkpoint.n_experts, "variant": "original", "draw": 0, "accuracy": original.mean, "kept": 1.0}
+        {
+            **base,
+            "n_keep": checkpoint.n_experts,
+            "variant": "original",
+            "draw": 0,
+            "accuracy": original.mean,
+            "kept": 1.0,
+        }
     ]
     for n_keep in counts:
         for variant in variants:
@@ -111,15 +119,22 @@ def study(
                 pruned = accuracy(prune_in_memory(model, plan, checkpoint.family), RL_SKILLS, n=n, split=split)
                 kept = (pruned.mean - original.chance) / original.above_chance
                 rows.append(
-                    {**base, "n_keep": n_keep, "variant": variant.name, "draw": draw, "accuracy": pruned.mean, "kept": kept}
+                    {
+                        **base,
+                        "n_keep": n_keep,
+                        "variant": variant.name,
+                        "draw": draw,
+                        "accuracy": pruned.mean,
+                        "kept": kept,
+                    }
                 )
                 if progress:
                     progress(f"{n_keep} {variant.name} draw {draw}: {pruned.mean:.3f}")
     return pd.DataFrame(rows)
 
 
-def _plan(statistics: ExpertProfile, n_keep: int, variant: Variant, draw: int):
-    seed = {"seed": draw} if variant.draws_seed else {}
+def _plan(statistics: ExpertProfile, n_keep: int, variant: Variant, draw: int) -> KeepPlan:
+    seed: dict[str, Any] = {"seed": draw} if variant.draws_seed else {}
     return select(statistics, n_keep, **variant.options, **seed)
 
 
@@ -127,7 +142,10 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Return mean, standard deviation over draws, and number of draws for each model, count and variant."""
     grouped = table.groupby(["model", "split", "n_keep", "variant"], sort=False)
     return grouped.agg(
-        accuracy=("accuracy", "mean"), accuracy_std=("accuracy", "std"), kept=("kept", "mean"), draws=("draw", "count")
+        accuracy=("accuracy", "mean"),
+        accuracy_std=("accuracy", "std"),
+        kept=("kept", "mean"),
+        draws=("draw", "count"),
     ).reset_index()
 
 

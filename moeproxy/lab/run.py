@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+import sys
 import tempfile
 import time
 import warnings
@@ -17,7 +19,7 @@ import torch
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from moeproxy.errors import LabError
 from moeproxy.experts.checkpoint import Checkpoint
@@ -135,8 +137,15 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
         versions=_versions(),
         checkpoint_fingerprint=checkpoint.fingerprint,
         wall_seconds=round(seconds, 2),
+        peak_memory_bytes=_peak_memory(),
     )
     return Trace(steps, trajectories, info)
+
+
+def _peak_memory() -> int:
+    """Return the largest resident size of this process in bytes; `sweep` gives every run a process of its own."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -59,7 +60,7 @@ def sampled_reward(model: PreTrainedModel, skills: Sequence[str], *, n: int, spl
 
 
 @torch.no_grad()
-def answer(model: PreTrainedModel, tasks: Sequence[Task], *, batch: int = 256, do_sample: bool = False) -> list[str]:
+def answer(model: Any, tasks: Sequence[Task], *, batch: int = 256, do_sample: bool = False) -> list[str]:
     """Return the model's answer to every task, greedy unless `do_sample`."""
     tokenizer = build_tokenizer()
     texts: list[str] = []

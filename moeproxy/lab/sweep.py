@@ -6,6 +6,7 @@ A finished run is found by its content key and not repeated; a killed sweep lose
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from moeproxy.errors import LabError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.files import sha256_file
 from moeproxy.lab.faults import check_injection
 from moeproxy.lab.settings import RunSpec
 from moeproxy.traces.trace import Trace
@@ -28,8 +30,15 @@ def result_path(spec: RunSpec, out: Path) -> Path:
     """Return the file that the run's trace goes to: readable parts, then the content key."""
     injection = spec.injection
     fault = f"{injection.fault}-{injection.strength:g}-at{injection.onset}" if injection else "healthy"
-    key = spec.key(Checkpoint.open(spec.model).fingerprint)
+    key = spec.key(model_hash(spec.model))
     return Path(out) / f"{spec.label}--{fault}--s{spec.seed}--{key}.parquet"
+
+
+def model_hash(path: Path) -> str:
+    """Return a hash of a checkpoint's config and weights (all bytes: proxies of equal shape differ only there)."""
+    Checkpoint.open(path)
+    files = [path / "config.json", *sorted(Path(path).glob("*.safetensors"))]
+    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
 
 
 def sweep(
@@ -70,9 +79,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_all(
-    missing: dict[Path, RunSpec], workers: int, progress: StepProgress | None
-) -> list[tuple[str, str]]:
+def _run_all(missing: dict[Path, RunSpec], workers: int, progress: StepProgress | None) -> list[tuple[str, str]]:
     failures = []
     with ThreadPoolExecutor(max_workers=workers) as pool:
         jobs = {pool.submit(_run_one, spec, path, progress): path for path, spec in missing.items()}
@@ -86,10 +93,20 @@ def _run_all(
 def _run_one(spec: RunSpec, path: Path, progress: StepProgress | None) -> str:
     """Run one spec in a child process; return the last words of a failed child, else an empty string."""
     threads = str(spec.settings.threads)
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     command = [sys.executable, "-m", "moeproxy.lab.sweep", json.dumps(spec.to_dict()), str(path)]
     child = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     )
     last: list[str] = []
     with child:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -119,10 +120,26 @@ def train_testbed(recipe: Recipe, report: Report, device: str = "cpu") -> PreTra
     torch.manual_seed(recipe.seed)
     rng = random.Random(recipe.seed)
     dense = _dense_model(recipe).to(device)
-    train(dense, recipe, rng, steps=recipe.dense_steps, lr=recipe.dense_lr, noise=recipe.dense_noise, report=report)
+    train(
+        dense,
+        recipe,
+        rng,
+        steps=recipe.dense_steps,
+        lr=recipe.dense_lr,
+        noise=recipe.dense_noise,
+        report=report,
+    )
     sparse = _sparse_model(recipe)
     upcycle(dense.cpu().state_dict(), sparse, recipe, torch.Generator().manual_seed(recipe.seed))
-    train(sparse.to(device), recipe, rng, steps=recipe.moe_steps, lr=recipe.moe_lr, noise=recipe.teacher_noise, report=report)
+    train(
+        sparse.to(device),
+        recipe,
+        rng,
+        steps=recipe.moe_steps,
+        lr=recipe.moe_lr,
+        noise=recipe.teacher_noise,
+        report=report,
+    )
     return sparse.cpu().eval()
 
 
@@ -153,10 +170,10 @@ def train(
     device = model.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _one_cycle(step / steps))
-    sparse = hasattr(model.config, "num_experts_per_tok")
+    sparse = any(name.endswith(".experts") for name, _ in model.named_modules())
     balancer = BiasBalancer(model, recipe.bias_rate) if sparse and recipe.layout == "deepseek_v3" else None
     # The router logits are asked for in the call: left in the config they break generation with a cache.
-    extra = {"output_router_logits": True} if sparse and recipe.layout == "qwen3_moe" else {}
+    extra: dict[str, Any] = {"output_router_logits": True} if sparse and recipe.layout == "qwen3_moe" else {}
     model.train()
     started = time.monotonic()
     for step in range(steps):
@@ -214,13 +231,13 @@ def _split_block(
     return {f"{prefix}experts.gate_up_proj": gate_up_EFD, f"{prefix}experts.down_proj": down_EDF}
 
 
-def _dense_model(recipe: Recipe) -> PreTrainedModel:
+def _dense_model(recipe: Recipe) -> Any:
     if recipe.layout == "qwen3_moe":
         return Qwen3ForCausalLM(Qwen3Config(intermediate_size=recipe.dense_width, **_common(recipe), **_QWEN3))
     return DeepseekV3ForCausalLM(_deepseek_config(recipe, first_k_dense_replace=recipe.layers))
 
 
-def _sparse_model(recipe: Recipe) -> PreTrainedModel:
+def _sparse_model(recipe: Recipe) -> Any:
     if recipe.layout == "deepseek_v3":
         model = DeepseekV3ForCausalLM(_deepseek_config(recipe, first_k_dense_replace=1))
     elif recipe.layout == "qwen3_moe":
@@ -241,10 +258,10 @@ def _sparse_model(recipe: Recipe) -> PreTrainedModel:
     return model
 
 
-_QWEN3 = {"num_key_value_heads": 2, "head_dim": 32}
+_QWEN3: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 32}
 
 
-def _common(recipe: Recipe) -> dict[str, object]:
+def _common(recipe: Recipe) -> dict[str, Any]:
     return {
         "vocab_size": vocabulary_size(),
         "hidden_size": recipe.hidden,

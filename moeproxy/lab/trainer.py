@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
-from trl import GRPOTrainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from moeproxy.lab import probes
 from moeproxy.lab.engine import RolloutEngine
@@ -71,12 +71,15 @@ class LabTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         self._seams, self._settings, self._progress = seams, settings, progress
-        self._trained_logprobs: torch.Tensor | None = None
-        super().__init__(reward_funcs=self._score, rollout_func=self._rollout, **kwargs)
+        score: Any = self._score  # TRL's type for reward functions names no keyword but it passes them all
+        super().__init__(reward_funcs=score, rollout_func=self._rollout, **kwargs)
         self.record = Record()
-        self._change = probes.WeightChange(self.model.parameters())
-        self._load = probes.RouterLoad(self.model)
-        self._engine = RolloutEngine(rollout_model, self.processing_class, settings, seed, seams)
+        self._trained_logprobs = torch.empty(0)
+        trained: Any = self.model
+        self._change = probes.WeightChange(trained.parameters())
+        self._load = probes.RouterLoad(trained)
+        tokenizer: Any = self.processing_class
+        self._engine = RolloutEngine(rollout_model, tokenizer, settings, seed, seams)
         self.remove_callback(PrinterCallback)  # it prints the last metrics to the reader's notebook
         self.add_callback(_Clock(self))
 
@@ -89,7 +92,11 @@ class LabTrainer(GRPOTrainer):
         step = self.lab_step
         self._seams.sync(lambda: self._engine.sync(self.accelerator.unwrap_model(self.model)), step=step)
         made = self._engine.generate(prompts, step=step)
-        return {"prompt_ids": made.prompt_ids, "completion_ids": made.completion_ids, "logprobs": made.logprobs}
+        return {
+            "prompt_ids": made.prompt_ids,
+            "completion_ids": made.completion_ids,
+            "logprobs": made.logprobs,
+        }
 
     def _score(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
         rewards = [reward(text, right) for text, right in zip(completions, answer, strict=True)]
@@ -102,7 +109,9 @@ class LabTrainer(GRPOTrainer):
         out = super()._generate_and_score_completions(inputs)
         sampled = self._seams.sampled_logprobs(out["sampling_per_token_logps"], step=self.lab_step)
         out["sampling_per_token_logps"] = out["old_per_token_logps"] = sampled
-        responses = [ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], out["completion_mask"])]
+        responses = [
+            ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], out["completion_mask"], strict=True)
+        ]
         self.record.add(response_length=sum(map(len, responses)) / len(responses))
         self.record.trajectories.append(
             {
@@ -115,7 +124,9 @@ class LabTrainer(GRPOTrainer):
         )
         return out
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kw: Any):
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kw: Any
+    ):
         training = torch.is_grad_enabled()
         self._load.watch(attention_mask if training else None)
         out = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kw)
@@ -151,7 +162,7 @@ class LabTrainer(GRPOTrainer):
         return loss
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        optimizer = super().create_optimizer(*args, **kwargs)
+        optimizer: Any = super().create_optimizer(*args, **kwargs)
         update = optimizer.step
 
         def step(*step_args: Any, **step_kwargs: Any) -> None:

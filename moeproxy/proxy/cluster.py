@@ -49,7 +49,7 @@ def select(
     seed: int = 0,
     representative: Representative = "most_used",
     normalisation: Normalisation = "minmax",
-    centred: bool = False,
+    centred: bool = True,
     own_load: bool = True,
     exclude_unused: bool = True,
     views: Views | None = None,

@@ -29,7 +29,7 @@ class Views:
     coactivation_LEE: Float[np.ndarray, "L E E"]
     context_LEE: Float[np.ndarray, "L E E"]
     normalisation: Normalisation = "minmax"
-    centred: bool = False
+    centred: bool = True
     own_load: bool = True
 
     def fuse(self, weights: Sequence[float | int] = WEIGHTS) -> Float[np.ndarray, "L E E"]:
@@ -60,7 +60,7 @@ def distances(
     layer: int | None = None,
     *,
     normalisation: Normalisation = "minmax",
-    centred: bool = False,
+    centred: bool = True,
     own_load: bool = True,
 ) -> Views:
     """Return cosine distances between experts in three views, normalised per layer.

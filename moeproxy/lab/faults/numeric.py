@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from moeproxy.lab.faults.fault import Fault, Seam, TellTale
@@ -13,8 +14,7 @@ _BITS_AT_STRENGTH = ((0.0, 23.0), (0.25, 10.0), (0.5, 7.0), (0.75, 3.0), (1.0, 0
 
 def mantissa_bits(strength: float) -> int:
     """Return how many mantissa bits are kept at this strength (23 at 0, 10 at 0.25, 7 at 0.5, 3 at 0.75, 0 at 1)."""
-    points = _BITS_AT_STRENGTH
-    for (low, high_bits), (high, low_bits) in zip(points, points[1:], strict=False):
+    for (low, high_bits), (high, low_bits) in itertools.pairwise(_BITS_AT_STRENGTH):
         if strength <= high:
             share = (strength - low) / (high - low)
             return round(high_bits + share * (low_bits - high_bits))

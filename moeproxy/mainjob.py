@@ -1,0 +1,355 @@
+"""The main job: profile, choose, build, check, train healthy and broken, compare, report.
+
+Every stage is a function of its own, so that notebook 00 and the command line walk the same road.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from moeproxy.errors import MoeproxyError
+from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.load import load_model
+from moeproxy.experts.profile import profile
+from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.files import provenance
+from moeproxy.lab.pruning_study import calibration_texts, summary
+from moeproxy.lab.record import CALIBRATION_SEEDS, CLEAR, MAIN_PROXY, SCORED_SEEDS, Choice, specs_of
+from moeproxy.lab.scoring import accuracy
+from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.lab.sweep import sweep
+from moeproxy.lab.tasks import RL_SKILLS
+from moeproxy.places import data_dir
+from moeproxy.proxy.build import KEEP_MAP, Proxy, build, check
+from moeproxy.proxy.cluster import select
+from moeproxy.proxy.cost import cost
+from moeproxy.proxy.plan import KeepPlan
+from moeproxy.traces.trace import Trace, load_dir
+from moeproxy.triage.compare import Comparison, compare
+from moeproxy.view.report import ReportInput, write_report
+
+MODEL = "qwen3-moe-tiny"
+LIVE_SEED = SCORED_SEEDS[0]
+STAGES = (
+    ("profile", 0.05),
+    ("choose experts", 0.01),
+    ("build proxy", 0.02),
+    ("check proxy", 0.05),
+    ("measure accuracy", 0.05),
+    ("train healthy and broken", 0.72),
+    ("compare", 0.05),
+    ("report", 0.05),
+)
+"""The stages of the main job and their rough share of its time (for the progress bar only)."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class MainResult:
+    """What the main job made.
+
+    Args:
+        checkpoint, profile, plan, proxy: the original, how it uses its experts, what the proxy keeps, the proxy.
+        live: traces trained just now.
+        comparisons: one for each fault.
+        report: path of the HTML page.
+        seconds: (stage, seconds) in order.
+    """
+
+    checkpoint: Checkpoint
+    profile: ExpertProfile
+    plan: KeepPlan
+    proxy: Proxy
+    live: tuple[Trace, ...]
+    comparisons: tuple[Comparison, ...]
+    report: Path
+    seconds: tuple[tuple[str, float], ...] = field(repr=False)
+
+
+class _Clock:
+    """Reports the stage under way and keeps how long each took."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress or (lambda stage, share: None)
+        self._started = time.monotonic()
+        self.seconds: list[tuple[str, float]] = []
+
+    def within(self, stage: str) -> Callable[[float], None]:
+        """Return a function that reports a share of `stage`, 0 to 1, as a share of the whole job."""
+        names = [name for name, _ in STAGES]
+        before = sum(weight for _, weight in STAGES[: names.index(stage)])
+        weight = STAGES[names.index(stage)][1]
+        self._progress(stage, before)
+        return lambda share: self._progress(stage, before + weight * min(share, 1.0))
+
+    def done(self, stage: str) -> None:
+        """Note that `stage` has ended."""
+        now = time.monotonic()
+        self.seconds.append((stage, round(now - self._started, 1)))
+        self._started = now
+
+
+def run_main_job(
+    out: str | Path = "out",
+    *,
+    choice: Choice = MAIN_PROXY,
+    settings: GRPOSettings | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> MainResult:
+    """Do the whole main job on the shipped Qwen3-layout model and write `out/report/index.html`.
+
+    Args:
+        out: directory for the proxy and the report; both replace those of an earlier main job there.
+        choice: the proxy: how experts are chosen and how many are kept.
+        settings: of the GRPO loop; recorded runs are used only where they had the same.
+        workers: training processes at a time, by default one a core.
+        progress: called with (stage, share of the job done, 0 to 1).
+
+    Raises:
+        MoeproxyError: data are missing, or `out` holds something else under the proxy's name.
+    """
+    clock, settings, target = _Clock(progress), settings or GRPOSettings(), Path(out)
+    data = data_dir()
+    checkpoint = Checkpoint.open(data / "models" / MODEL)
+    within = clock.within("profile")
+    statistics = profile(
+        checkpoint, calibration_texts(0), batch_size=200, progress=lambda done, total: within(done / total)
+    )
+    clock.done("profile")
+    clock.within("choose experts")
+    plan = select(statistics, choice.n_keep, method=choice.method)
+    clock.done("choose experts")
+    clock.within("build proxy")
+    proxy = build_afresh(checkpoint, plan, target / "proxies" / choice.label)
+    clock.done("build proxy")
+    clock.within("check proxy")
+    proxy = check(proxy)
+    clock.done("check proxy")
+    clock.within("measure accuracy")
+    scores = measure_accuracy(checkpoint, proxy, choice.label)
+    clock.done("measure accuracy")
+    live = train_live(proxy, choice, settings=settings, workers=workers, progress=clock.within(_TRAIN))
+    clock.done(_TRAIN)
+    clock.within("compare")
+    traces = (*live, *recorded_runs(settings))
+    comparisons = compare_faults(traces)
+    clock.done("compare")
+    clock.within("report")
+    page = report(checkpoint, statistics, plan, proxy, traces, comparisons, scores, clock.seconds, target)
+    clock.done("report")
+    if progress:
+        progress("done", 1.0)
+    return MainResult(checkpoint, statistics, plan, proxy, live, comparisons, page, tuple(clock.seconds))
+
+
+_TRAIN = "train healthy and broken"
+
+
+def build_afresh(checkpoint: Checkpoint, plan: KeepPlan, path: Path) -> Proxy:
+    """Build the proxy at `path`, replacing a proxy that is there already, and nothing else.
+
+    Raises:
+        MoeproxyError: `path` exists and is no proxy.
+    """
+    if path.exists():
+        if not (path / KEEP_MAP).is_file():
+            raise MoeproxyError(
+                "exists and is no proxy", where=path, remedy="move it away or choose another output directory"
+            )
+        shutil.rmtree(path)
+    return build(checkpoint, plan, path)
+
+
+def measure_accuracy(checkpoint: Checkpoint, proxy: Proxy, label: str) -> pd.DataFrame:
+    """Return greedy accuracy on the test split of original and proxy: columns model, accuracy, chance, n."""
+    rows = []
+    for name, opened in (("original", checkpoint), (label, Checkpoint.open(proxy.path))):
+        score = accuracy(load_model(opened).eval(), RL_SKILLS, n=280, split="test")
+        rows.append({"model": name, "accuracy": score.mean, "chance": score.chance, "n": score.n})
+    return pd.DataFrame(rows)
+
+
+def live_specs(original: Path, proxy: Path, choice: Choice, settings: GRPOSettings) -> list[RunSpec]:
+    """Return the runs that the main job trains: both models, healthy and with each fault, one seed."""
+    options = {"scored": (LIVE_SEED,), "calibration": (), "settings": settings}
+    return [
+        *specs_of(original, "original", "original", **options),
+        *specs_of(proxy, choice.label, choice.method, **options),
+    ]
+
+
+def train_live(
+    proxy: Proxy,
+    choice: Choice = MAIN_PROXY,
+    *,
+    settings: GRPOSettings | None = None,
+    workers: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[Trace, ...]:
+    """Train original and proxy, healthy and broken, in fresh processes.
+
+    Args:
+        proxy: the proxy; its source is the original.
+        choice: names the proxy in the traces.
+        settings: of the loop.
+        workers: processes at a time.
+        progress: called with the share of all steps that are done, 0 to 1.
+    """
+    settings = settings or GRPOSettings()
+    specs = live_specs(proxy.source, proxy.path, choice, settings)
+    done = iter(range(1, len(specs) * settings.steps + 1))
+    total = len(specs) * settings.steps
+
+    def step(_spec: RunSpec, _step: int, _steps: int) -> None:
+        if progress:
+            progress(next(done) / total)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        return tuple(sweep(specs, Path(scratch), workers=workers, progress=step))
+
+
+def recorded_runs(settings: GRPOSettings | None = None) -> tuple[Trace, ...]:
+    """Return the shipped runs that were recorded with these settings, marked as recorded."""
+    from dataclasses import asdict
+
+    wanted = asdict(settings or GRPOSettings())
+    found = load_dir(data_dir() / "runs")
+    return tuple(
+        Trace(trace.steps, trace.trajectories, replace(trace.provenance, source="recorded"))
+        for trace in found
+        if dict(trace.provenance.config) == wanted
+    )
+
+
+def compare_faults(traces: Sequence[Trace], injections: Sequence[Injection] = CLEAR) -> tuple[Comparison, ...]:
+    """Compare every fault of `injections`; a signal that the fault changes by definition is left out."""
+    return tuple(
+        compare(
+            traces,
+            item.fault,
+            strength=item.strength,
+            calibration_seeds=CALIBRATION_SEEDS,
+            scored_seeds=SCORED_SEEDS,
+            exclude=BY_DEFINITION.get(item.fault, ()),
+        )
+        for item in injections
+    )
+
+
+BY_DEFINITION = {"update_freeze": ("update_norm",)}
+"""Signals that a fault sets directly: they would count as agreement on any model."""
+
+
+def cost_measured(checkpoint: Checkpoint, proxy: Proxy, label: str, live: Sequence[Trace]) -> pd.DataFrame:
+    """Return parameters, bytes, seconds a step and process memory of original and proxy.
+
+    Seconds are the median over the steps of the live healthy run, memory its process's largest resident size.
+    """
+    rows = []
+    for name, path in (("original", checkpoint.path), (label, proxy.path)):
+        opened = Checkpoint.open(path)
+        size = cost(opened)
+        row: dict[str, object] = {"model": name, "params": size.params, "nbytes": size.nbytes}
+        run = next((t for t in live if t.provenance.model == name and t.provenance.healthy), None)
+        if run is not None:
+            row["seconds_per_step"] = float(np.median(run.values("seconds_per_step")))
+            row["peak_mb"] = run.provenance.peak_memory_bytes / 1e6
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def accuracy_by_method() -> pd.DataFrame | None:
+    """Return the recorded accuracy of each way of choosing experts: mean, and mean -/+ one standard deviation."""
+    path = data_dir() / "pruning" / "methods.csv"
+    if not path.is_file():
+        return None
+    table = summary(pd.read_csv(path))
+    table = table[(table["model"] == MODEL) & (table["variant"] != "original")]
+    spread = pd.Series(table["accuracy_std"]).fillna(0.0)
+    return pd.DataFrame(
+        {
+            "method": table["variant"],
+            "n_experts": table["n_keep"],
+            "accuracy": table["accuracy"],
+            "low": table["accuracy"] - spread,
+            "high": table["accuracy"] + spread,
+        }
+    )
+
+
+def report(
+    checkpoint: Checkpoint,
+    statistics: ExpertProfile,
+    plan: KeepPlan,
+    proxy: Proxy,
+    traces: Sequence[Trace],
+    comparisons: Sequence[Comparison],
+    scores: pd.DataFrame,
+    seconds: Sequence[tuple[str, float]],
+    out: Path,
+) -> Path:
+    """Write the report of the main job and return the path of the page."""
+    label = str(scores["model"].iloc[1])
+    live = [trace for trace in traces if trace.provenance.source == "live"]
+    result = ReportInput(
+        title="Does the proxy show the same failure?",
+        summary=_summary(checkpoint, plan, scores, live, traces),
+        checkpoint=checkpoint,
+        profile=statistics,
+        plan=plan,
+        proxy=proxy,
+        costs=cost_measured(checkpoint, proxy, label, live),
+        accuracy=accuracy_by_method(),
+        accuracy_original=float(scores["accuracy"].iloc[0]),
+        accuracy_chance=float(scores["chance"].iloc[0]),
+        traces=tuple(traces),
+        overlay_models=("original", label),
+        comparisons=tuple(comparisons),
+        seconds=tuple(seconds),
+        provenance=provenance(checkpoint=checkpoint.fingerprint, settings=dict(live[0].provenance.config)),
+    )
+    return write_report(result, out)
+
+
+def _summary(
+    checkpoint: Checkpoint,
+    plan: KeepPlan,
+    scores: pd.DataFrame,
+    live: Sequence[Trace],
+    traces: Sequence[Trace],
+) -> tuple[str, ...]:
+    original, proxy = scores["accuracy"].iloc[0], scores["accuracy"].iloc[1]
+    return (
+        f"The original has {checkpoint.n_experts} experts in each MoE layer; the proxy keeps {plan.n_keep}, chosen by "
+        f"{plan.method}, with backbone, router rows and top-{checkpoint.top_k} unchanged and no training afterwards.",
+        f"Greedy accuracy on {scores['n'].iloc[0]} unseen test tasks, measured now: original {original:.3f}, "
+        f"proxy {proxy:.3f}, best constant answer {scores['chance'].iloc[0]:.3f}.",
+        f"{len(live)} GRPO runs were trained live with seed {LIVE_SEED}; {len(traces) - len(live)} recorded runs give "
+        "bands, healthy spreads, thresholds and the control proxies.",
+        _same_bits(live, traces),
+    )
+
+
+def _same_bits(live: Sequence[Trace], traces: Sequence[Trace]) -> str:
+    recorded = {_place(trace): trace for trace in traces if trace.provenance.source == "recorded"}
+    twins = [(trace, recorded[_place(trace)]) for trace in live if _place(trace) in recorded]
+    equal = sum(a.equals(b) for a, b in twins)
+    return (
+        f"{equal} of {len(twins)} live runs equal their recorded twin bit for bit (equal only where processor and "
+        "library versions round alike)."
+    )
+
+
+def _place(trace: Trace) -> tuple[str, str | None, float, int]:
+    run = trace.provenance
+    return run.model, run.fault, run.strength, run.seed
