@@ -1,0 +1,28 @@
+"""What the lab's tests share: the shipped models and a loop of a few seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moeproxy.lab.settings import GRPOSettings
+from moeproxy.places import data_dir
+
+MODELS = ("qwen3-moe-tiny", "deepseek-v3-tiny")
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Path:
+    return data_dir() / "models" / "qwen3-moe-tiny"
+
+
+@pytest.fixture(scope="session", params=MODELS)
+def shipped(request: pytest.FixtureRequest) -> Path:
+    return data_dir() / "models" / request.param
+
+
+@pytest.fixture(scope="session")
+def short() -> GRPOSettings:
+    """Six steps of 4 prompts x 4 samples: about two seconds."""
+    return GRPOSettings(steps=6, prompts=4, samples=4, tasks=64)

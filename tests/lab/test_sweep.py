@@ -1,0 +1,52 @@
+"""A sweep repeats nothing, survives a failing run and says which one failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from moeproxy.errors import FaultError, LabError
+from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.lab.sweep import result_path, sweep
+
+
+def test_finished_runs_are_not_repeated(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    specs = [RunSpec(qwen3, seed=seed, settings=replace(short, steps=2)) for seed in (0, 1)]
+    seen: list[int] = []
+    first = sweep(specs, tmp_path, progress=lambda spec, step, steps: seen.append(step))
+    assert sorted(seen) == [1, 1, 2, 2]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = sweep(specs, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+    assert all(a.equals(b) for a, b in zip(first, again, strict=True))
+    assert [trace.provenance.seed for trace in again] == [0, 1]
+    assert again[0].provenance.peak_memory_bytes > 50e6
+
+
+def test_a_failing_run_is_named_and_the_others_are_kept(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    tiny = replace(short, steps=1)
+    # More samples than the pool's prompts can fill a batch with: TRL refuses in the child.
+    bad = RunSpec(qwen3, seed=1, settings=replace(tiny, prompts=64, tasks=1))
+    with pytest.raises(LabError, match="1 of 2 runs failed"):
+        sweep([RunSpec(qwen3, settings=tiny), bad], tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_impossible_fault_is_refused_before_anything_runs(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    with pytest.raises(FaultError):
+        sweep([RunSpec(qwen3, settings=short, injection=Injection("typo"))], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_key_holds_what_decides_a_trace(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    spec = RunSpec(qwen3, settings=short)
+    other = [
+        replace(spec, seed=1),
+        replace(spec, settings=replace(short, beta=0.1)),
+        replace(spec, injection=Injection("update_freeze", 1.0, 2)),
+        replace(spec, injection=Injection("update_freeze", 0.5, 2)),
+    ]
+    assert len({result_path(item, tmp_path) for item in (spec, *other)}) == 5
+    assert RunSpec.from_dict(other[-1].to_dict()) == other[-1]
