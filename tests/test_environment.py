@@ -43,10 +43,7 @@ def test_environment_yml_uses_one_channel_and_a_supported_python() -> None:
 @pytest.mark.parametrize("name", ["torch", "trl", "transformers"])
 def test_constraints_pin_within_the_allowed_range(name: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = {
-        r.name: r.specifier
-        for r in map(Requirement, filter(None, (line.partition("#")[0] for line in lines)))
-    }
+    pins = {r.name: r.specifier for r in map(Requirement, filter(None, (line.partition("#")[0] for line in lines)))}
     (pin,) = pins[name]
     assert pin.operator == "=="
     assert pin.version in Requirement(f"{name}{_pyproject()[name]}").specifier

@@ -15,9 +15,7 @@ def test_full_message_reads_as_sentences() -> None:
     error = errors.TraceError(
         "the file ends early", expected="a Parquet footer", remedy="copy it again", where="a.parquet"
     )
-    assert (
-        str(error) == "a.parquet: the file ends early. Expected: a Parquet footer. What to do: copy it again."
-    )
+    assert str(error) == "a.parquet: the file ends early. Expected: a Parquet footer. What to do: copy it again."
     assert (error.found, error.where) == ("the file ends early", "a.parquet")
 
 

@@ -56,9 +56,7 @@ def _imports(path: Path) -> Iterator[str]:
             parts = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*parts, *([node.module] if node.module else [])])
             # `from moeproxy import x` names the room in x.
-            yield from (
-                (f"{module}.{alias.name}" for alias in node.names) if module == "moeproxy" else (module,)
-            )
+            yield from ((f"{module}.{alias.name}" for alias in node.names) if module == "moeproxy" else (module,))
 
 
 def _rooms_imported(path: Path) -> set[str]:

@@ -34,9 +34,7 @@ def _kept_in_figure(panel: ProxyPanel) -> list[tuple[int, ...]]:
 
 def test_figure_shows_the_plan_at_first(panel: ProxyPanel) -> None:
     assert _kept_in_figure(panel) == list(panel.plan.keep.values())
-    assert (
-        f"{panel.plan.n_keep} of {panel.profile.n_experts} experts" in panel.figure.widget.layout.title.text
-    )
+    assert f"{panel.plan.n_keep} of {panel.profile.n_experts} experts" in panel.figure.widget.layout.title.text
 
 
 def test_moving_the_slider_changes_plan_figure_and_sentence(panel: ProxyPanel) -> None:
@@ -134,9 +132,7 @@ def test_figure_and_values_agree(made: Made) -> None:
 def test_keeping_all_drops_nothing(made: Made) -> None:
     checkpoint, profile = made
     plan = moeproxy.select(profile, profile.n_experts)
-    state = PanelState(
-        profile, plan, profile.moe_layers[0], moeproxy.cost(checkpoint), moeproxy.cost(checkpoint)
-    )
+    state = PanelState(profile, plan, profile.moe_layers[0], moeproxy.cost(checkpoint), moeproxy.cost(checkpoint))
     assert "dropped" not in describe(state)
     assert "keeps all experts; they received 100 % of its tokens" in describe(state)
 
