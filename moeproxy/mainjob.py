@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -219,16 +219,26 @@ def train_live(
 
 
 def recorded_runs(settings: GRPOSettings | None = None) -> tuple[Trace, ...]:
-    """Return the shipped runs that were recorded with these settings, marked as recorded."""
-    from dataclasses import asdict
+    """Return the shipped runs that were recorded with these settings, marked as recorded.
 
-    wanted = asdict(settings or GRPOSettings())
-    found = load_dir(data_dir() / "runs")
+    A run of fewer steps is the beginning of a longer one, since the learning rate is constant: recorded runs are cut
+    to `settings.steps`.
+    """
+    settings = settings or GRPOSettings()
     return tuple(
-        Trace(trace.steps, trace.trajectories, replace(trace.provenance, source="recorded"))
-        for trace in found
-        if dict(trace.provenance.config) == wanted
+        _cut(trace, settings.steps) for trace in load_dir(data_dir() / "runs") if _same_loop(trace, settings)
     )
+
+
+def _same_loop(trace: Trace, settings: GRPOSettings) -> bool:
+    recorded = dict(trace.provenance.config)
+    return recorded == {**asdict(settings), "steps": recorded["steps"]} and recorded["steps"] >= settings.steps
+
+
+def _cut(trace: Trace, steps: int) -> Trace:
+    table, rows = trace.steps, trace.trajectories
+    info = replace(trace.provenance, source="recorded", config={**trace.provenance.config, "steps": steps})
+    return Trace(table[table.index <= steps], None if rows is None else rows[rows["step"] <= steps], info)
 
 
 def compare_faults(traces: Sequence[Trace], injections: Sequence[Injection] = CLEAR) -> tuple[Comparison, ...]:

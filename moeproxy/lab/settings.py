@@ -51,6 +51,11 @@ class GRPOSettings:
                 raise LabError(f"{name} is {getattr(self, name)}", expected="at least 1")
         if self.samples < 2:
             raise LabError(f"samples is {self.samples}", expected="at least 2: GRPO compares within a group")
+        if self.tasks < self.prompts:
+            raise LabError(
+                f"a pool of {self.tasks} tasks cannot fill a step of {self.prompts} prompts",
+                remedy="raise tasks or lower prompts",
+            )
         if not self.temperature > 0 or not self.learning_rate >= 0:
             raise LabError("temperature must be positive and the learning rate not negative")
         for name in ("rollout_dtype", "sync_dtype"):

@@ -22,7 +22,7 @@ BACKGROUND_SKILLS = ("R", "S", "M", "C", "D", "U", "F", "L", "T", "O", "G", "B")
 SKILLS = RL_SKILLS + BACKGROUND_SKILLS
 SPLITS = ("train", "calibration", "validation", "rl", "test")
 MAX_ANSWER_CHARS = 10
-_TRIES_PER_TASK = 200
+_TRIES_PER_TASK = 40
 
 
 @dataclass(frozen=True)

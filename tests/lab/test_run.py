@@ -114,6 +114,6 @@ def test_bad_input(tmp_path: Path, qwen3: Path, short: GRPOSettings) -> None:
         run(RunSpec(tmp_path / "nothing", settings=short))
     with pytest.raises(FaultError, match="unknown fault"):
         run(RunSpec(qwen3, settings=short, injection=Injection("typo", 1.0, 1)))
-    for wrong in ({"steps": 0}, {"samples": 1}, {"temperature": 0.0}, {"sync_dtype": "float8"}):
+    for wrong in ({"steps": 0}, {"samples": 1}, {"temperature": 0.0}, {"sync_dtype": "float8"}, {"tasks": 8}):
         with pytest.raises(LabError):
             GRPOSettings(**wrong)
