@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from moeproxy.errors import MoeproxyError
@@ -20,21 +19,19 @@ from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
 from moeproxy.experts.profile import profile
 from moeproxy.experts.statistics import ExpertProfile
-from moeproxy.files import provenance
-from moeproxy.lab.pruning_study import calibration_texts, summary
+from moeproxy.lab.pruning_study import calibration_texts
 from moeproxy.lab.record import CALIBRATION_SEEDS, CLEAR, MAIN_PROXY, SCORED_SEEDS, Choice, specs_of
 from moeproxy.lab.scoring import accuracy
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import sweep
 from moeproxy.lab.tasks import RL_SKILLS
+from moeproxy.mainreport import main_report
 from moeproxy.places import data_dir
 from moeproxy.proxy.build import KEEP_MAP, Proxy, build, check
 from moeproxy.proxy.cluster import select
-from moeproxy.proxy.cost import cost
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.traces.trace import Trace, load_dir
 from moeproxy.triage.compare import Comparison, compare
-from moeproxy.view.report import ReportInput, write_report
 
 MODEL = "qwen3-moe-tiny"
 LIVE_SEED = SCORED_SEEDS[0]
@@ -141,11 +138,14 @@ def run_main_job(
     live = train_live(proxy, choice, settings=settings, workers=workers, progress=clock.within(_TRAIN))
     clock.done(_TRAIN)
     clock.within("compare")
-    traces = (*live, *recorded_runs(settings))
+    recorded = recorded_runs(settings)
+    traces = joined(live, recorded)
     comparisons = compare_faults(traces)
     clock.done("compare")
     clock.within("report")
-    page = report(checkpoint, statistics, plan, proxy, traces, comparisons, scores, clock.seconds, target)
+    page = main_report(
+        checkpoint, statistics, plan, proxy, traces, comparisons, scores, clock.seconds, target, twins(live, recorded)
+    )
     clock.done("report")
     if progress:
         progress("done", 1.0)
@@ -225,9 +225,29 @@ def recorded_runs(settings: GRPOSettings | None = None) -> tuple[Trace, ...]:
     to `settings.steps`.
     """
     settings = settings or GRPOSettings()
-    return tuple(
-        _cut(trace, settings.steps) for trace in load_dir(data_dir() / "runs") if _same_loop(trace, settings)
+    return tuple(_cut(trace, settings.steps) for trace in load_dir(data_dir() / "runs") if _same_loop(trace, settings))
+
+
+def joined(live: Sequence[Trace], recorded: Sequence[Trace]) -> tuple[Trace, ...]:
+    """Return the live runs and those recorded ones that were not trained live again."""
+    trained = {_place(trace) for trace in live}
+    return (*live, *(trace for trace in recorded if _place(trace) not in trained))
+
+
+def twins(live: Sequence[Trace], recorded: Sequence[Trace]) -> str:
+    """Say in one sentence how many live runs equal their recorded twin bit for bit."""
+    by_place = {_place(trace): trace for trace in recorded}
+    pairs = [(trace, by_place[_place(trace)]) for trace in live if _place(trace) in by_place]
+    equal = sum(ours.equals(theirs) for ours, theirs in pairs)
+    return (
+        f"{equal} of {len(pairs)} live runs equal their recorded twin bit for bit (they do where processor and library "
+        "versions round alike)."
     )
+
+
+def _place(trace: Trace) -> tuple[str, str | None, float, int]:
+    run = trace.provenance
+    return run.model, run.fault, run.strength, run.seed
 
 
 def _same_loop(trace: Trace, settings: GRPOSettings) -> bool:
@@ -258,108 +278,3 @@ def compare_faults(traces: Sequence[Trace], injections: Sequence[Injection] = CL
 
 BY_DEFINITION = {"update_freeze": ("update_norm",)}
 """Signals that a fault sets directly: they would count as agreement on any model."""
-
-
-def cost_measured(checkpoint: Checkpoint, proxy: Proxy, label: str, live: Sequence[Trace]) -> pd.DataFrame:
-    """Return parameters, bytes, seconds a step and process memory of original and proxy.
-
-    Seconds are the median over the steps of the live healthy run, memory its process's largest resident size.
-    """
-    rows = []
-    for name, path in (("original", checkpoint.path), (label, proxy.path)):
-        opened = Checkpoint.open(path)
-        size = cost(opened)
-        row: dict[str, object] = {"model": name, "params": size.params, "nbytes": size.nbytes}
-        run = next((t for t in live if t.provenance.model == name and t.provenance.healthy), None)
-        if run is not None:
-            row["seconds_per_step"] = float(np.median(run.values("seconds_per_step")))
-            row["peak_mb"] = run.provenance.peak_memory_bytes / 1e6
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def accuracy_by_method() -> pd.DataFrame | None:
-    """Return the recorded accuracy of each way of choosing experts: mean, and mean -/+ one standard deviation."""
-    path = data_dir() / "pruning" / "methods.csv"
-    if not path.is_file():
-        return None
-    table = summary(pd.read_csv(path))
-    table = table[(table["model"] == MODEL) & (table["variant"] != "original")]
-    spread = pd.Series(table["accuracy_std"]).fillna(0.0)
-    return pd.DataFrame(
-        {
-            "method": table["variant"],
-            "n_experts": table["n_keep"],
-            "accuracy": table["accuracy"],
-            "low": table["accuracy"] - spread,
-            "high": table["accuracy"] + spread,
-        }
-    )
-
-
-def report(
-    checkpoint: Checkpoint,
-    statistics: ExpertProfile,
-    plan: KeepPlan,
-    proxy: Proxy,
-    traces: Sequence[Trace],
-    comparisons: Sequence[Comparison],
-    scores: pd.DataFrame,
-    seconds: Sequence[tuple[str, float]],
-    out: Path,
-) -> Path:
-    """Write the report of the main job and return the path of the page."""
-    label = str(scores["model"].iloc[1])
-    live = [trace for trace in traces if trace.provenance.source == "live"]
-    result = ReportInput(
-        title="Does the proxy show the same failure?",
-        summary=_summary(checkpoint, plan, scores, live, traces),
-        checkpoint=checkpoint,
-        profile=statistics,
-        plan=plan,
-        proxy=proxy,
-        costs=cost_measured(checkpoint, proxy, label, live),
-        accuracy=accuracy_by_method(),
-        accuracy_original=float(scores["accuracy"].iloc[0]),
-        accuracy_chance=float(scores["chance"].iloc[0]),
-        traces=tuple(traces),
-        overlay_models=("original", label),
-        comparisons=tuple(comparisons),
-        seconds=tuple(seconds),
-        provenance=provenance(checkpoint=checkpoint.fingerprint, settings=dict(live[0].provenance.config)),
-    )
-    return write_report(result, out)
-
-
-def _summary(
-    checkpoint: Checkpoint,
-    plan: KeepPlan,
-    scores: pd.DataFrame,
-    live: Sequence[Trace],
-    traces: Sequence[Trace],
-) -> tuple[str, ...]:
-    original, proxy = scores["accuracy"].iloc[0], scores["accuracy"].iloc[1]
-    return (
-        f"The original has {checkpoint.n_experts} experts in each MoE layer; the proxy keeps {plan.n_keep}, chosen by "
-        f"{plan.method}, with backbone, router rows and top-{checkpoint.top_k} unchanged and no training afterwards.",
-        f"Greedy accuracy on {scores['n'].iloc[0]} unseen test tasks, measured now: original {original:.3f}, "
-        f"proxy {proxy:.3f}, best constant answer {scores['chance'].iloc[0]:.3f}.",
-        f"{len(live)} GRPO runs were trained live with seed {LIVE_SEED}; {len(traces) - len(live)} recorded runs give "
-        "bands, healthy spreads, thresholds and the control proxies.",
-        _same_bits(live, traces),
-    )
-
-
-def _same_bits(live: Sequence[Trace], traces: Sequence[Trace]) -> str:
-    recorded = {_place(trace): trace for trace in traces if trace.provenance.source == "recorded"}
-    twins = [(trace, recorded[_place(trace)]) for trace in live if _place(trace) in recorded]
-    equal = sum(a.equals(b) for a, b in twins)
-    return (
-        f"{equal} of {len(twins)} live runs equal their recorded twin bit for bit (equal only where processor and "
-        "library versions round alike)."
-    )
-
-
-def _place(trace: Trace) -> tuple[str, str | None, float, int]:
-    run = trace.provenance
-    return run.model, run.fault, run.strength, run.seed
