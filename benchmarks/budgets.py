@@ -24,7 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from moeproxy.experts import profile as profile_module
 from moeproxy.experts.checkpoint import Checkpoint
@@ -158,7 +157,8 @@ def clustering() -> None:
         choices_TLK=np.zeros((0, n_layers, 8), np.int16),
         weights_TLK=np.zeros((0, n_layers, 8), np.float16),
     )
-    show("cluster 61 layers x 256 experts, 64 kept", [seconds(lambda: select(made_up, 64)) for _ in range(3)], 2, unit="s")
+    times = [seconds(lambda: select(made_up, 64)) for _ in range(3)]
+    show("cluster 61 layers x 256 experts, 64 kept", times, 2, unit="s")
 
 
 def probing(model: Path, rounds: int) -> None:
@@ -171,10 +171,10 @@ def probing(model: Path, rounds: int) -> None:
     def bare() -> float:
         nothing = {"logprob_diff_mean": 0.0}
         with (
-            mock.patch.object(probes, "gradient_norms", lambda named: nothing),
-            mock.patch.object(probes, "mismatch", lambda *_: nothing),
-            mock.patch.object(probes.WeightChange, "measure", lambda self: 0.0),
-            mock.patch.object(probes.RouterLoad, "watch", lambda self, mask: None),
+            mock.patch.object(probes, "gradient_norms", return_value=nothing),
+            mock.patch.object(probes, "mismatch", return_value=nothing),
+            mock.patch.object(probes.WeightChange, "measure", return_value=0.0),
+            mock.patch.object(probes.RouterLoad, "watch", return_value=None),
         ):
             return step_seconds()
 

@@ -13,6 +13,7 @@ from moeproxy.lab.record import SUBTLE
 from moeproxy.places import data_dir
 from moeproxy.triage.compare import Comparison
 
+RANK = "rank correlation (no response)"
 SHOWN = ("random", "first", "frequency", "gate", "reap", "cluster")
 
 
@@ -22,7 +23,8 @@ def verdicts() -> str:
     main = [trace for trace in recorded if trace.provenance.model in ("original", "cluster-16")]
     rows = [row for item in mainjob.compare_faults(recorded) for row in _rows(item)]
     rows += [row for item in mainjob.compare_faults(main, SUBTLE) for row in _rows(item)]
-    head = "| fault, strength | proxy | verdict | same direction | significant too | rank correlation (no response) | right fault |"
+    columns = ("fault, strength", "proxy", "verdict", "same direction", "significant too", RANK, "right fault")
+    head = "| " + " | ".join(columns) + " |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *rows])
 
 

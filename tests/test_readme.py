@@ -14,7 +14,7 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("make", [readme_tables.accuracies, readme_tables.gains, readme_tables.verdicts])
-def test_tables_are_those_of_the_shipped_data(make) -> None:  # noqa: ANN001
+def test_tables_are_those_of_the_shipped_data(make) -> None:
     table = make()
     assert table in README, f"README.md needs this table (python -m tests.readme_tables):\n{table}"
 

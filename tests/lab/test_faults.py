@@ -36,9 +36,14 @@ def test_strength_zero_patches_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_only_its_seam_is_patched_and_put_back_after_an_exception(name: str) -> None:
     seams = Seams()
-    with pytest.raises(RuntimeError, match="boom"), inject(seams, [Injection(name, 1.0, 1)], steps=5):
-        assert set(vars(seams)) == {FAULTS[name].seam}
-        raise RuntimeError("boom")
+
+    def fail() -> None:
+        with inject(seams, [Injection(name, 1.0, 1)], steps=5):
+            assert set(vars(seams)) == {FAULTS[name].seam}
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
     assert vars(seams) == {}
 
 

@@ -33,9 +33,7 @@ def test_same_seed_same_trace_bit_for_bit(healthy: Trace, shipped: Path, short: 
 
 
 @pytest.mark.parametrize("fault", ["rollout_logp_precision", "update_freeze"])
-def test_strength_zero_is_healthy_bit_for_bit(
-    healthy: Trace, shipped: Path, short: GRPOSettings, fault: str
-) -> None:
+def test_strength_zero_is_healthy_bit_for_bit(healthy: Trace, shipped: Path, short: GRPOSettings, fault: str) -> None:
     assert healthy.equals(_broken(shipped, short, fault, 0.0))
 
 

@@ -29,7 +29,7 @@ def test_finished_runs_are_not_repeated(qwen3: Path, short: GRPOSettings, tmp_pa
 def test_a_failing_run_is_named_and_the_others_are_kept(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
     tiny = replace(short, steps=1)
     foreign = write(tmp_path / "foreign", "qwen3_moe")  # a good checkpoint whose tokenizer lacks the tasks' characters
-    with pytest.raises(LabError, match="1 of 2 runs failed.*tokenizer lacks the characters"):
+    with pytest.raises(LabError, match=r"1 of 2 runs failed.*tokenizer lacks the characters"):
         sweep([RunSpec(qwen3, settings=tiny), RunSpec(foreign, settings=tiny)], tmp_path / "runs")
     assert len(list((tmp_path / "runs").iterdir())) == 1
 

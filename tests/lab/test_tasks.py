@@ -43,7 +43,7 @@ def test_string_skills_by_hand(skill: str, prompt: str, answer: str, monkeypatch
 
         letters = iter(text)
 
-        def choice(self, seq):  # noqa: ANN001
+        def choice(self, seq):
             return next(self.letters)
 
     assert tasks._MAKERS[skill](Fixed()) == (prompt, answer)

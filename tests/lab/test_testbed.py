@@ -47,7 +47,9 @@ def test_unknown_name_and_layout(tmp_path: Path) -> None:
 
 
 def test_upcycling_whole_blocks_without_noise_keeps_the_function() -> None:
-    recipe = replace(RECIPES["qwen3-moe-tiny"], hidden=32, experts=4, dense_width=16, expert_width=16, upcycle_noise=0.0)
+    recipe = replace(
+        RECIPES["qwen3-moe-tiny"], hidden=32, experts=4, dense_width=16, expert_width=16, upcycle_noise=0.0
+    )
     torch.manual_seed(0)
     dense, sparse = testbed._dense_model(recipe), testbed._sparse_model(recipe)
     testbed.upcycle(dense.state_dict(), sparse, recipe, torch.Generator().manual_seed(0))
