@@ -228,7 +228,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         said = "".join(f"<li>{html.escape(text)}</li>" for text in self.statements)
-        table = self.to_frame().round(2).to_html(index=False, border=0)
+        table = pd.DataFrame([_short_row(self, result) for result in self.proxies]).to_html(index=False, border=0)
         return f"<p><strong>{html.escape(self.fault)}</strong></p><ul>{said}</ul>{table}"
 
 
@@ -250,6 +250,21 @@ def _row(comparison: Comparison, result: ProxyResult) -> dict[str, object]:
         "false_response_rate": result.control.false_response_rate,
         "seeds": len(result.seeds),
         "source": " + ".join(result.sources),
+    }
+
+
+def _short_row(comparison: Comparison, result: ProxyResult) -> dict[str, object]:
+    """Return what fits the width of a notebook; `Comparison.to_frame` has everything."""
+    right = sum(name == comparison.fault for name in result.retrieved)
+    return {
+        "proxy": result.model,
+        "verdict": result.verdict,
+        "same direction": f"{100 * result.direction.mean:.0f} %",
+        "significant too": f"{100 * result.found.mean:.0f} %",
+        "rank correlation": str(result.rank),
+        "no response": f"{result.rank_null_high:.2f}",
+        "right fault": f"{right} of {len(result.retrieved)}",
+        "runs": " + ".join(result.sources),
     }
 
 
