@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moeproxy.errors import MoeproxyError
     from moeproxy.experts.checkpoint import Checkpoint
-    from moeproxy.experts.profile import ExpertProfile, profile
+    from moeproxy.experts.profile import profile
+    from moeproxy.experts.statistics import ExpertProfile
     from moeproxy.proxy.build import Proxy, build, check
     from moeproxy.proxy.cluster import KeepPlan, allowed_counts, select
     from moeproxy.proxy.cost import cost
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "moeproxy.errors": ("MoeproxyError",),
     "moeproxy.experts.checkpoint": ("Checkpoint",),
-    "moeproxy.experts.profile": ("ExpertProfile", "profile"),
+    "moeproxy.experts.profile": ("profile",),
+    "moeproxy.experts.statistics": ("ExpertProfile",),
     "moeproxy.proxy.build": ("Proxy", "build", "check"),
     "moeproxy.proxy.cluster": ("KeepPlan", "allowed_counts", "select"),
     "moeproxy.proxy.cost": ("cost",),
