@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import html
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import CheckpointError
 from moeproxy.experts.config import Counts, parse_config, read_config
-from moeproxy.experts.families import Family, Sliced, family_of
-from moeproxy.experts.shards import Place, Shard, TensorInfo, check_index, place_of, read_shard, shard_paths
+from moeproxy.experts.families import FAMILIES, Family, Sliced, family_of, tail_of
+from moeproxy.experts.places import Place, is_mtp_name, layer_of, place_of
+from moeproxy.experts.shards import Shard, TensorInfo, check_index, read_shard, shard_paths
 
 
 @dataclass(frozen=True)
@@ -65,16 +67,13 @@ class Checkpoint:
         directory = Path(path)
         raw = read_config(directory)
         config = parse_config(raw, directory / "config.json")
-        family = family_of(config, where=str(directory / "config.json"))
+        family = _family(config, directory)
         shards = tuple(read_shard(file) for file in shard_paths(directory))
         tensors = _merge(shards)
         check_index(directory, tensors)
         counts = Counts.read(config, family, directory / "config.json")
-        places = {name: place for name in tensors if (place := place_of(name, family))}
+        places = _places(tensors, family, counts.n_layers)
         layers = _moe_layers(places, counts.n_layers, directory)
-        places = {
-            name: place for name, place in places.items() if place.kind != "unknown" or place.layer in layers
-        }
         checkpoint = cls(
             path=directory,
             config=config,
@@ -101,14 +100,26 @@ class Checkpoint:
 
     @property
     def extra_layers(self) -> tuple[int, ...]:
-        """Layers with experts beyond the config's layer count: multi-token-prediction heads."""
-        return tuple(sorted({p.layer for p in self.places.values() if p.layer >= self.n_layers}))
+        """Layers with experts beyond the config's layer count: multi-token-prediction heads.
+
+        Heads with a prefix of their own (`mtp.layers.0`) are numbered on from the decoder's last layer.
+        """
+        found = {p.layer for p in self.places.values() if p.kind in _PARTS and p.layer >= self.n_layers}
+        return tuple(sorted(found))
+
+    def is_extra(self, name: str) -> bool:
+        """Whether a tensor belongs to a multi-token-prediction layer, with experts or without."""
+        layer = layer_of(name, self.family)
+        return is_mtp_name(name) or (layer is not None and layer >= self.n_layers)
 
     def tail(self, rule: Sliced) -> int:
         """Rows after the experts' that a sliced tensor always keeps."""
-        if isinstance(rule.tail, int):
-            return rule.tail
-        return int(self.family.counts_in(self.config).get(rule.tail) or 0)
+        return tail_of(rule.tail, self.config)
+
+    @property
+    def each_tail(self) -> int:
+        """Experts after the routed ones that have tensors of their own and always stay."""
+        return tail_of(self.family.each_tail, self.config)
 
     def __repr__(self) -> str:
         groups = f", {self.n_group} groups" if self.n_group and self.n_group > 1 else ""
@@ -158,6 +169,28 @@ def _merge(shards: tuple[Shard, ...]) -> dict[str, TensorInfo]:
     return merged
 
 
+_PARTS = ("router", "stacked", "each", "ids")
+
+
+def _family(config: Mapping[str, Any], directory: Path) -> Family:
+    """The family's row; for a model type without one, the error says which tensors look like experts."""
+    where = str(directory / "config.json")
+    shapes = None
+    if config.get("model_type") not in FAMILIES:
+        with suppress(CheckpointError):  # an unreadable shard hides what it holds, not that the type is unknown
+            tensors = _merge(tuple(read_shard(file) for file in shard_paths(directory)))
+            shapes = {name: info.shape for name, info in tensors.items()}
+    return family_of(config, where, shapes)
+
+
+def _places(tensors: Mapping[str, TensorInfo], family: Family, n_layers: int) -> dict[str, Place]:
+    """What each tensor with an expert axis is; tensors that may have one are kept in as unknown."""
+    found = {name: place for name in tensors if (place := place_of(name, family))}
+    found = {n: replace(p, layer=p.layer + n_layers) if p.mtp and p.layer >= 0 else p for n, p in found.items()}
+    with_experts = {place.layer for place in found.values() if place.kind in _PARTS} | {-1}
+    return {name: p for name, p in found.items() if p.kind != "unknown" or p.layer in with_experts}
+
+
 def _moe_layers(places: Mapping[str, Place], n_layers: int, directory: Path) -> tuple[int, ...]:
     routers = {place.layer for place in places.values() if place.kind == "router"}
     experts = {place.layer for place in places.values() if place.kind in ("stacked", "each")}
@@ -186,23 +219,27 @@ def _check_weights(checkpoint: Checkpoint) -> None:
     for name, place in checkpoint.places.items():
         if place.kind == "each":
             each.setdefault((place.layer, place.rest), set()).add(place.expert or 0)
-        else:
+        elif place.kind == "unknown":
+            _check_unknown(checkpoint, name, place)
+        elif place.kind != "ids":
             _check_rows(checkpoint, name, place)
+    routed = set(range(checkpoint.n_experts))
+    with_tail = set(range(checkpoint.n_experts + checkpoint.each_tail))
     for (layer, rest), found in each.items():
-        if found != set(range(checkpoint.n_experts)):
+        if found not in (routed, with_tail):
             what = f"layer {layer} has '{rest}' for {len(found)} experts (highest {max(found)})"
             raise _disagrees(checkpoint, what)
 
 
+def _check_unknown(checkpoint: Checkpoint, name: str, place: Place) -> None:
+    """Refuse a tensor that the row does not name if an axis of it may count experts."""
+    if place.layer < 0 or checkpoint.n_experts in checkpoint.tensors[name].shape:
+        raise _unlisted(checkpoint, name)
+
+
 def _check_rows(checkpoint: Checkpoint, name: str, place: Place) -> None:
-    info = checkpoint.tensors[name]
-    if place.rule is None:
-        if info.shape and info.shape[0] == checkpoint.n_experts:
-            raise _unlisted(checkpoint, name)
-        return
-    rows = 0
-    if len(info.shape) > place.rule.axis:
-        rows = info.shape[place.rule.axis] - checkpoint.tail(place.rule)
+    info, rule = checkpoint.tensors[name], place.rule or Sliced(name)
+    rows = info.shape[rule.axis] - checkpoint.tail(rule) if len(info.shape) > rule.axis else 0
     wrong = rows % checkpoint.n_experts if place.kind == "stacked" else rows != checkpoint.n_experts
     if wrong or rows <= 0:
         raise _disagrees(checkpoint, f"'{name}' {list(info.shape)} in {info.file} has {rows} expert rows")
@@ -213,7 +250,7 @@ def _unlisted(checkpoint: Checkpoint, name: str) -> CheckpointError:
     return CheckpointError(
         f"tensor '{name}' {list(info.shape)} may have an expert axis, which the family table does not list",
         expected=f"only the tensors listed for {checkpoint.family.model_type}",
-        remedy="add it to the family's row in moeproxy/experts/families.py (router, stacked or shared)",
+        remedy="add it to the family's row in moeproxy/experts/family_rows (router, stacked, also_blocks or shared)",
         where=checkpoint.path / info.file,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import CheckpointError
-from moeproxy.experts.families import Family
+from moeproxy.experts.family import Family, lookup
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,20 @@ class Counts:
     @classmethod
     def read(cls, config: Mapping[str, Any], family: Family, where: Path) -> Counts:
         """Read the counts; raises CheckpointError for missing, contradictory or impossible ones."""
-        part = family.counts_in(config)
-        n_experts = _n_experts(part, family, where)
-        top_k = _positive(part.get(family.top_k_key), family.top_k_key, where)
-        n_layers = _positive(part.get("num_hidden_layers"), "num_hidden_layers", where)
-        groups = [part.get(key) for key in family.group_keys or ()]
+        n_experts = _n_experts(config, family, where)
+        top_k = _positive(lookup(config, family.top_k_key), family.top_k_key, where)
+        n_layers = _n_layers(config, family, where)
+        groups = [lookup(config, key) for key in family.group_keys or ()]
         n_group, topk_group = groups if len(groups) == 2 and None not in groups else (None, None)
         return cls(n_layers, n_experts, top_k, n_group, topk_group)
+
+
+def _n_layers(config: Mapping[str, Any], family: Family, where: Path) -> int:
+    """Number of decoder layers under the first key that is there; of a list, its length."""
+    for key in family.layer_keys:
+        if (value := lookup(config, key)) is not None:
+            return len(value) if isinstance(value, list) and value else _positive(value, key, where)
+    return _positive(None, family.layer_keys[0], where)
 
 
 def _positive(value: Any, key: str, where: Path) -> int:
@@ -82,8 +89,8 @@ def parse_config(raw: bytes, where: Path) -> dict[str, Any]:
     return config
 
 
-def _n_experts(part: Mapping[str, Any], family: Family, where: Path) -> int:
-    present = {key: part[key] for key in family.count_keys if part.get(key) is not None}
+def _n_experts(config: Mapping[str, Any], family: Family, where: Path) -> int:
+    present = {key: value for key in family.count_keys if (value := lookup(config, key)) is not None}
     if not present:
         raise CheckpointError(
             "the config states no number of experts",

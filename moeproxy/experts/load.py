@@ -16,21 +16,23 @@ from moeproxy.experts.checkpoint import Checkpoint
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = "cpu") -> Any:
-    """Return the causal language model in eval mode with grouped matrix multiplication for its experts.
+    """Return the causal language model in eval mode, with grouped matrix multiplication where its experts can.
 
     Raises:
         CheckpointError: transformers cannot build the model, or weights are missing.
     """
     from transformers import AutoModelForCausalLM
 
+    # Families without an experts module of the common form refuse the choice of an implementation.
+    fast = {"experts_implementation": "grouped_mm"} if checkpoint.family.experts_module else {}
     try:
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.path,
                 dtype=dtype,
-                experts_implementation="grouped_mm",
                 local_files_only=True,
                 output_loading_info=True,
+                **fast,
             )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise CheckpointError(

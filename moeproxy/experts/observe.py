@@ -108,9 +108,7 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, T
 
 
 @contextmanager
-def observed(
-    modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]
-) -> Iterator[None]:
+def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]) -> Iterator[None]:
     """Hook the experts modules (by layer) for the duration of the block; the hooks are always removed."""
     handles = []
     try:

@@ -45,7 +45,7 @@ def profile(
 
     Raises:
         CheckpointError: the checkpoint is unusable or holds NaN or infinite weights.
-        ProfileError: there is no text, or the tokenizer is missing.
+        ProfileError: there is no text, the tokenizer is missing, or the family's experts cannot be observed.
 
     Example:
         >>> result = profile("data/models/qwen3_moe", ["12+7=19", "sort 312=123"])
@@ -54,6 +54,7 @@ def profile(
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
     if batch_size < 1:
         raise ProfileError(f"batch_size is {batch_size}", expected="1 or more", remedy="use 32")
+    _check_can_be_observed(opened)
     texts = tokenise(opened, prompts)
     model = load_model(opened, dtype=dtype, device=device)
     find_not_finite(model, opened)
@@ -63,6 +64,16 @@ def profile(
     _check_finite(totals, opened)
     settings = {"texts": len(prompts), "batch_size": batch_size, "dtype": dtype, "device": device}
     return _assemble(opened, list(totals.values()), _routers(model, opened), settings)
+
+
+def _check_can_be_observed(checkpoint: Checkpoint) -> None:
+    if not checkpoint.family.experts_module:
+        raise ProfileError(
+            f"the experts of {checkpoint.family.model_type} cannot be observed yet",
+            expected="an experts module that is called with hidden states, chosen experts and weights",
+            remedy="make a KeepPlan by other means; the checkpoint can be pruned, but not profiled",
+            where=checkpoint.path,
+        )
 
 
 def tokenise(checkpoint: Checkpoint, prompts: Sequence[str]) -> list[list[int]]:
@@ -142,9 +153,7 @@ def _check_finite(totals: dict[int, LayerTotals], checkpoint: Checkpoint) -> Non
 def pad(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-pad with token 0; return ids and the mask of valid tokens (the mask, not the id, decides)."""
     rows = [torch.tensor(text) for text in texts]
-    mask_BT = nn.utils.rnn.pad_sequence(
-        [torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True
-    )
+    mask_BT = nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
     return nn.utils.rnn.pad_sequence(rows, batch_first=True), mask_BT
 
 

@@ -1,18 +1,15 @@
-"""Read safetensors headers and find out what each tensor is, without loading weights."""
+"""Read safetensors headers and shard indexes, without loading weights."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from moeproxy.errors import CheckpointError
-from moeproxy.experts.families import Family, Sliced
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER = 1 << 30
@@ -49,17 +46,6 @@ class Shard:
     size: int
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Place:
-    """What a tensor of a MoE block is: router rows, stacked experts, one expert's own tensor, or unknown."""
-
-    kind: Literal["router", "stacked", "each", "unknown"]
-    layer: int
-    rule: Sliced | None = None
-    expert: int | None = None
-    rest: str = ""
 
 
 def read_shard(path: Path) -> Shard:
@@ -106,9 +92,7 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         raise _broken(path, f"the shard's header has a bad entry for '{name}'") from error
     bits = DTYPE_BITS.get(info.dtype)
     if bits is not None and info.n_params * bits != info.nbytes * 8:
-        raise _broken(
-            path, f"'{name}' has {info.nbytes:,} bytes, which does not fit {info.dtype} {list(shape)}"
-        )
+        raise _broken(path, f"'{name}' has {info.nbytes:,} bytes, which does not fit {info.dtype} {list(shape)}")
     return info
 
 
@@ -183,33 +167,3 @@ def _weight_map(index: Path) -> dict[str, str]:
         remedy="download or copy this file again",
         where=index,
     )
-
-
-@lru_cache(maxsize=64)
-def _patterns(family: Family) -> tuple[list[tuple[re.Pattern[str], Place]], re.Pattern[str], re.Pattern[str]]:
-    """Compiled name patterns of a family: its sliced tensors, one expert's tensors, and the whole block."""
-    places = [Place("router", -1, rule) for rule in family.router]
-    places += [Place("stacked", -1, rule) for rule in family.stacked]
-    sliced = [(re.compile(_regex(family, place.rule.name) + "$"), place) for place in places if place.rule]
-    each = re.compile(_regex(family, family.each) + r"(?P<rest>.+)$")
-    return sliced, each, re.compile(_regex(family, "") + r"(?P<rest>.+)$")
-
-
-def _regex(family: Family, name: str) -> str:
-    full = name if "{layer}" in name else f"{family.block}.{name}"
-    escaped = re.escape(full)
-    return escaped.replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
-
-
-def place_of(name: str, family: Family) -> Place | None:
-    """Say what part of a MoE layer the tensor `name` is; None for tensors that have no expert axis."""
-    sliced, each, block = _patterns(family)
-    for pattern, place in sliced:
-        if found := pattern.match(name):
-            return Place(place.kind, int(found["layer"]), place.rule)
-    if found := each.match(name):
-        return Place("each", int(found["layer"]), None, int(found["expert"]), found["rest"])
-    found = block.match(name)
-    if found is None or found["rest"].split(".")[0] in family.shared:
-        return None
-    return Place("unknown", int(found["layer"]), rest=found["rest"])

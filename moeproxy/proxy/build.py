@@ -7,9 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint, html_table
+from moeproxy.experts.families import lookup
 from moeproxy.experts.shards import INDEX_NAME
 from moeproxy.files import atomic_dir
 from moeproxy.proxy.check import CheckReport, check_paths, prune_in_memory
@@ -20,6 +22,7 @@ from moeproxy.proxy.side_files import copy_side_files, edited_config, write_inde
 __all__ = ["KEEP_MAP", "CheckReport", "Proxy", "build", "check", "prune_in_memory"]
 
 KEEP_MAP = "keep_map.json"
+Mtp = Literal["drop", "prune"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def build(
     plan: KeepPlan,
     out: str | Path,
     *,
+    mtp: Mtp | None = None,
+    mtp_from: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Proxy:
     """Write the proxy that `plan` describes to the new directory `out`.
@@ -88,11 +93,16 @@ def build(
         checkpoint: the original, opened or its directory.
         plan: experts to keep, chosen on this checkpoint.
         out: directory to create; must not exist.
+        mtp: what becomes of multi-token-prediction layers, which are not profiled: "drop" leaves them out and sets
+            their number in the config to 0; "prune" keeps in them the experts that layer `mtp_from` keeps. Must be
+            given if such layers have experts, since at full width they would not fit the config.
+        mtp_from: decoder layer for "prune"; the last one with experts if None.
         progress: called with (bytes written, bytes in all).
 
     Raises:
-        ProxyError: a plan of another checkpoint, an impossible count, an existing or unwritable directory, a
-            full disk, NaN weights; nothing is left behind and nothing overwritten.
+        ProxyError: a plan of another checkpoint, an impossible count, multi-token-prediction layers without a
+            choice, an existing or unwritable directory, a full disk, NaN weights; nothing is left behind and
+            nothing overwritten.
 
     Example:
         >>> proxy = check(build("data/models/qwen3_moe", plan, "out/proxy-16"))
@@ -100,10 +110,13 @@ def build(
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
     target = Path(out)
     _check_plan(opened, plan)
+    extra = _check_mtp(opened, mtp, mtp_from)
+    if opened.extra_layers:
+        plan = replace(plan, provenance={**plan.provenance, "mtp": mtp, "mtp_from": extra})
     made = [parent for parent in target.parents if not parent.exists()]
     try:
         with atomic_dir(target) as temporary:
-            n_params, nbytes = _write_all(opened, plan, temporary, progress)
+            n_params, nbytes = _write_all(opened, plan, extra, temporary, progress)
     except FileExistsError as error:
         raise (_exists(target) if target.exists() else _unwritable(target, error)) from error
     except OSError as error:
@@ -122,9 +135,7 @@ def check(proxy: Proxy, *, seed: int = 0, tolerance: float = 1e-5) -> Proxy:
     Raises:
         ProxyError: the logits differ by more than `tolerance` or are not finite.
     """
-    return replace(
-        proxy, check=check_paths(proxy.source, proxy.path, proxy.plan, seed=seed, tolerance=tolerance)
-    )
+    return replace(proxy, check=check_paths(proxy.source, proxy.path, proxy.plan, seed=seed, tolerance=tolerance))
 
 
 def _check_plan(checkpoint: Checkpoint, plan: KeepPlan) -> None:
@@ -136,15 +147,32 @@ def _check_plan(checkpoint: Checkpoint, plan: KeepPlan) -> None:
             remedy="profile this checkpoint and select experts again",
             where=checkpoint.path,
         )
-    if checkpoint.extra_layers:
+    _check_ids(checkpoint, plan)
+
+
+def _check_mtp(checkpoint: Checkpoint, mtp: Mtp | None, mtp_from: int | None) -> int | None:
+    """Layer whose experts the multi-token-prediction layers keep; None to leave those layers out."""
+    if not checkpoint.extra_layers:
+        return None
+    if mtp is None:
         layers = ", ".join(map(str, checkpoint.extra_layers))
         raise ProxyError(
-            f"the checkpoint has multi-token-prediction layers with experts ({layers})",
-            expected="experts in the decoder layers only",
-            remedy="remove these layers and set num_nextn_predict_layers to 0 first",
+            f"the checkpoint has multi-token-prediction layers with experts ({layers}), which no profile covers",
+            expected="a choice of what becomes of them",
+            remedy="pass mtp='drop' to leave them out, or mtp='prune' to keep in them the experts that the last "
+            "layer keeps (another layer: mtp_from=...)",
             where=checkpoint.path,
         )
-    _check_ids(checkpoint, plan)
+    if mtp == "drop":
+        return None
+    layer = checkpoint.moe_layers[-1] if mtp_from is None else mtp_from
+    if layer not in checkpoint.moe_layers:
+        raise ProxyError(
+            f"mtp_from is layer {layer}, which has no experts",
+            expected=f"one of {', '.join(map(str, checkpoint.moe_layers))}",
+            remedy="choose a layer with experts",
+        )
+    return layer
 
 
 def _check_ids(checkpoint: Checkpoint, plan: KeepPlan) -> None:
@@ -167,10 +195,14 @@ def _sound(ids: tuple[int, ...], n_keep: int, n_experts: int, n_group: int) -> b
 
 
 def _write_all(
-    checkpoint: Checkpoint, plan: KeepPlan, folder: Path, progress: Callable[[int, int], None] | None
+    checkpoint: Checkpoint,
+    plan: KeepPlan,
+    mtp_from: int | None,
+    folder: Path,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[int, int]:
     """Write everything into `folder`; return parameters and bytes."""
-    jobs = [(shard, planned_copies(checkpoint, plan, shard)) for shard in checkpoint.shards]
+    jobs = [(shard, planned_copies(checkpoint, plan, shard, mtp_from)) for shard in checkpoint.shards]
     jobs = [(shard, copies) for shard, copies in jobs if copies]
     total = sum(copy.nbytes for _, copies in jobs for copy in copies)
     done = 0
@@ -183,13 +215,19 @@ def _write_all(
 
     copy_side_files(checkpoint.path, folder, skip=[KEEP_MAP])
     text = (checkpoint.path / "config.json").read_bytes().decode("utf-8-sig")
-    (folder / "config.json").write_bytes(edited_config(text, checkpoint, plan.n_keep).encode())
+    zeroed = _mtp_keys(checkpoint) if checkpoint.extra_layers and mtp_from is None else []
+    (folder / "config.json").write_bytes(edited_config(text, checkpoint, plan.n_keep, zeroed).encode())
     (folder / KEEP_MAP).write_text(plan.to_json(), "utf-8")
     for shard, copies in jobs:
         write_shard(shard, copies, folder / shard.path.name, moved)
     if (checkpoint.path / INDEX_NAME).is_file():
         write_index(checkpoint, {shard.path.name: copies for shard, copies in jobs}, folder)
     return sum(copy.n_params for _, copies in jobs for copy in copies), total
+
+
+def _mtp_keys(checkpoint: Checkpoint) -> list[str]:
+    """Config keys that state a number of multi-token-prediction layers."""
+    return [key for key in checkpoint.family.mtp_keys if lookup(checkpoint.config, key)]
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,9 +16,20 @@ from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.families import Family, Sliced
 from moeproxy.experts.load import load_model
 from moeproxy.proxy.plan import KeepPlan
+from moeproxy.proxy.remap import remap_ids
 
-# Attributes of modules that hold the number of experts; all must follow, or the auxiliary loss crashes.
-_COUNT_ATTRIBUTES = ("num_experts", "num_local_experts", "n_routed_experts")
+# Attributes of modules that hold the number of experts (with or without the rows after them); all must follow, or
+# the auxiliary loss crashes.
+_COUNT_ATTRIBUTES = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "num_routed_experts",
+    "moe_num_experts",
+    "total_experts",
+    "n_total_experts",
+    "num_router_classes",
+)
 
 
 @dataclass(frozen=True)
@@ -51,34 +63,55 @@ class CheckReport:
         return f"CheckReport({self.verdict}, {self.n_logits:,} logits)"
 
 
-def prune_in_memory(
-    model: nn.Module, plan: KeepPlan, family: Family, tails: dict[str, int] | None = None
-) -> Any:
+def prune_in_memory(model: nn.Module, plan: KeepPlan, family: Family) -> Any:
     """Return a copy of a loaded model with only the planned experts; `model` is not changed.
 
     Args:
         model: a transformers causal language model of the family.
         plan: experts to keep.
         family: its row of the table.
-        tails: rows after the experts' to keep, by sliced tensor name, where they differ from the table's
-            numbers.
     """
     pruned = copy.deepcopy(model)
     n_experts = plan.label_LE.shape[1]
+    tails = {rule: _tail(rule, pruned.config) for rule in family.in_memory}
     for layer, keep in plan.keep.items():
-        block = pruned.get_submodule(family.block_in_memory(layer))
         for rule in family.in_memory:
-            tail = (tails or {}).get(rule.name, rule.tail if isinstance(rule.tail, int) else 0)
-            _slice(block, rule, keep, n_experts, tail)
+            _slice(_owner(pruned, family, layer, rule.name), rule, keep, n_experts, tails[rule])
+        for name in family.id_tables_in_memory:
+            _remap(_owner(pruned, family, layer, name), keep, plan.label_of(layer))
+    counts = {n_experts + tail: plan.n_keep + tail for tail in {0, *tails.values()}}
     for module in pruned.modules():
-        _recount(module, n_experts, plan.n_keep)
+        _recount(module, counts)
     _recount_config(pruned.config, family, plan.n_keep)
     return pruned
 
 
-def _slice(block: nn.Module, rule: Sliced, keep: tuple[int, ...], n_experts: int, tail: int) -> None:
-    path, _, name = rule.name.rpartition(".")
-    owner = block.get_submodule(path)
+def _config_part(config: Any, key: str) -> tuple[Any, str]:
+    """The config object that holds a dotted key, and its last name; a text model has no `text_config` any more."""
+    *parts, last = key.split(".")
+    for part in parts:
+        config = getattr(config, part, config)
+    return config, last
+
+
+def _tail(rule: Sliced, config: Any) -> int:
+    if isinstance(rule.tail, int):
+        return rule.tail
+    part, name = _config_part(config, rule.tail)
+    return int(getattr(part, name, 0) or 0)
+
+
+def _owner(model: nn.Module, family: Family, layer: int, name: str) -> tuple[nn.Module, str]:
+    """The module that holds a tensor of a layer (relative to the block or absolute), and its name there."""
+    full = name.format(layer=layer) if "{layer}" in name else f"{family.block_in_memory(layer)}.{name}"
+    path, _, last = full.rpartition(".")
+    return model.get_submodule(path), last
+
+
+def _slice(found: tuple[nn.Module, str], rule: Sliced, keep: tuple[int, ...], n_experts: int, tail: int) -> None:
+    owner, name = found
+    if rule.optional and getattr(owner, name, None) is None:
+        return
     value = getattr(owner, name)
     size = value.shape[rule.axis]
     per_expert = (size - tail) // n_experts
@@ -88,19 +121,29 @@ def _slice(block: nn.Module, rule: Sliced, keep: tuple[int, ...], n_experts: int
         setattr(owner, name, nn.Parameter(kept, requires_grad=value.requires_grad))
     else:
         owner._buffers[name] = kept
+    if isinstance(owner, nn.Linear) and rule.axis == 0:
+        owner.out_features = len(rows)
 
 
-def _recount(module: nn.Module, old: int, new: int) -> None:
+def _remap(found: tuple[nn.Module, str], keep: tuple[int, ...], label_E: np.ndarray) -> None:
+    """Renumber a table of expert ids where the layer has one."""
+    owner, name = found
+    if (value := getattr(owner, name, None)) is not None:
+        new = torch.from_numpy(remap_ids(value.detach().cpu().numpy(), keep, label_E)).to(value.device)
+        value.data = new
+
+
+def _recount(module: nn.Module, counts: dict[int, int]) -> None:
     for name in _COUNT_ATTRIBUTES:
-        if vars(module).get(name) == old:
-            setattr(module, name, new)
+        if isinstance(old := vars(module).get(name), int) and old in counts:
+            setattr(module, name, counts[old])
 
 
 def _recount_config(config: Any, family: Family, n_keep: int) -> None:
-    part = getattr(config, family.config_path) if family.config_path else config
     for key in family.count_keys:
-        if hasattr(part, key):
-            setattr(part, key, n_keep)
+        part, name = _config_part(config, key)
+        if hasattr(part, name):
+            setattr(part, name, n_keep)
 
 
 def check_paths(source: Path, proxy: Path, plan: KeepPlan, *, seed: int, tolerance: float) -> CheckReport:
@@ -110,8 +153,7 @@ def check_paths(source: Path, proxy: Path, plan: KeepPlan, *, seed: int, toleran
         ProxyError: they differ or are not finite.
     """
     original, written = Checkpoint.open(source), Checkpoint.open(proxy)
-    tails = {rule.name: original.tail(rule) for rule in original.family.in_memory}
-    pruned = prune_in_memory(load_model(original), plan, original.family, tails)
+    pruned = prune_in_memory(load_model(original), plan, original.family)
     expected = _logits(pruned, seed)
     del pruned
     found = _logits(load_model(written), seed)

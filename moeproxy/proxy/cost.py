@@ -10,7 +10,7 @@ import pandas as pd
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.plan import check_count
 
-_KINDS = {"router": "router", "stacked": "experts", "each": "experts", "unknown": "fixed"}
+_KINDS = {"router": "router", "stacked": "experts", "each": "experts", "ids": "fixed", "unknown": "fixed"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _parts(checkpoint: Checkpoint) -> tuple[tuple[int, int], tuple[int, int], tu
     sums = {"fixed": [0, 0], "router": [0, 0], "experts": [0, 0]}
     for name, info in checkpoint.tensors.items():
         place = checkpoint.places.get(name)
-        kind = _KINDS[place.kind] if place else "fixed"
+        kind = _KINDS[place.kind] if place and (place.expert or 0) < checkpoint.n_experts else "fixed"
         tail, rows = 0, 1
         if place and place.rule:
             tail, rows = checkpoint.tail(place.rule), info.shape[place.rule.axis]

@@ -45,6 +45,10 @@ class KeepPlan:
     checkpoint_fingerprint: str
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    def label_of(self, layer: int) -> Int[np.ndarray, " E"]:
+        """Row of `label_LE` of a decoder layer."""
+        return self.label_LE[sorted(self.keep).index(layer)]
+
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, complete or not at all; return its path."""
         target = Path(path)
@@ -112,13 +116,26 @@ def _from_json(stored: dict[str, Any]) -> KeepPlan:
     )
 
 
-def allowed_counts(source: ExpertProfile | Checkpoint) -> list[int]:
+def allowed_counts(source: ExpertProfile | Checkpoint, *, expert_parallel: int = 1) -> list[int]:
     """Numbers of experts a proxy of this model can have, ascending, the original's included.
 
     At least top-k; with group-limited routing a multiple of the number of groups, each group large enough for
     the router to score (two where it sums the best two), and top-k within the chosen groups. One number for
     all layers, since no runtime loads a different number in each.
+
+    Args:
+        source: a profile or a checkpoint.
+        expert_parallel: ranks that experts are spread over; the number must divide evenly among them.
+
+    Raises:
+        ProxyError: `expert_parallel` is below 1.
     """
+    if expert_parallel < 1:
+        raise ProxyError(f"expert_parallel is {expert_parallel}", expected="1 or more", remedy="use 1 for one rank")
+    return [count for count in _counts(source) if count % expert_parallel == 0]
+
+
+def _counts(source: ExpertProfile | Checkpoint) -> list[int]:
     groups, chosen = source.n_group or 1, source.topk_group or 1
     smallest = source.min_group if isinstance(source, ExpertProfile) else source.family.min_group
     if groups == 1:
@@ -128,16 +145,18 @@ def allowed_counts(source: ExpertProfile | Checkpoint) -> list[int]:
     return [groups * size for size in sizes if source.top_k <= chosen * size]
 
 
-def check_count(source: ExpertProfile | Checkpoint, n_keep: int) -> None:
+def check_count(source: ExpertProfile | Checkpoint, n_keep: int, *, expert_parallel: int = 1) -> None:
     """Raise ProxyError, listing the possible counts, if a proxy cannot keep `n_keep` experts a layer."""
-    counts = allowed_counts(source)
+    counts = allowed_counts(source, expert_parallel=expert_parallel)
     if isinstance(n_keep, bool) or n_keep not in counts:
         reason = f"of {source.n_experts}, top-{source.top_k}"
         if source.n_group and source.n_group > 1:
             reason += f", {source.n_group} groups of which {source.topk_group} are used"
+        if expert_parallel > 1:
+            reason += f", spread over {expert_parallel} ranks"
         raise ProxyError(
             f"a proxy cannot keep {n_keep} experts per layer ({reason})",
-            expected=f"one of {_listed(counts)}",
+            expected=f"one of {_listed(counts)}" if counts else "fewer ranks: no count divides evenly",
             remedy="choose one of these counts",
         )
 

@@ -16,8 +16,10 @@ import numpy as np
 
 from moeproxy.errors import CheckpointError, ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
-from moeproxy.experts.shards import Place, Shard, TensorInfo
+from moeproxy.experts.places import Place
+from moeproxy.experts.shards import Shard, TensorInfo
 from moeproxy.proxy.plan import KeepPlan
+from moeproxy.proxy.remap import remap_ids
 
 _CHUNK = 16 << 20
 _ALIGN = 8
@@ -25,13 +27,17 @@ _ALIGN = 8
 
 @dataclass(frozen=True)
 class Copy:
-    """One output tensor: new name and shape, and the byte ranges (offset, length) of its source, in order."""
+    """One output tensor: new name and shape, and the byte ranges (offset, length) of its source, in order.
+
+    `change` turns the bytes of a small table into as many others; where it is set, the tensor is read as a whole.
+    """
 
     name: str
     source: str
     info: TensorInfo
     shape: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
+    change: Callable[[bytes], bytes] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -44,30 +50,60 @@ class Copy:
         return math.prod(self.shape)
 
 
-def planned_copies(checkpoint: Checkpoint, plan: KeepPlan, shard: Shard) -> list[Copy]:
-    """Return what of `shard` goes into the proxy, in the order of its bytes."""
+def planned_copies(checkpoint: Checkpoint, plan: KeepPlan, shard: Shard, mtp_from: int | None = None) -> list[Copy]:
+    """Return what of `shard` goes into the proxy, in the order of its bytes.
+
+    Args:
+        checkpoint: the original.
+        plan: experts to keep in the decoder's layers.
+        shard: the file to look at.
+        mtp_from: decoder layer whose experts multi-token-prediction layers keep; None leaves those layers out.
+    """
     items = sorted(shard.tensors.items(), key=lambda item: item[1].offset)
-    copies = (_copy(checkpoint, plan, name, info) for name, info in items)
+    if mtp_from is None and checkpoint.extra_layers:
+        items = [item for item in items if not checkpoint.is_extra(item[0])]
+    copies = (_copy(checkpoint, plan, mtp_from, name, info) for name, info in items)
     return [copy for copy in copies if copy is not None]
 
 
-def _copy(checkpoint: Checkpoint, plan: KeepPlan, name: str, info: TensorInfo) -> Copy | None:
+def _copy(checkpoint: Checkpoint, plan: KeepPlan, mtp_from: int | None, name: str, info: TensorInfo) -> Copy | None:
     place = checkpoint.places.get(name)
     whole = ((info.offset, info.nbytes),)
     if place is None or place.kind == "unknown":
         return Copy(name, name, info, info.shape, whole)
-    keep = plan.keep[place.layer]
+    layer = place.layer if place.layer in plan.keep or mtp_from is None else mtp_from
+    keep = plan.keep[layer]
+    if place.kind == "ids":
+        return Copy(name, name, info, info.shape, whole, _table(info, keep, plan.label_of(layer)))
     if place.kind == "each":
-        if place.expert not in keep:
-            return None
-        return Copy(_renumbered(checkpoint, place, keep.index(place.expert)), name, info, info.shape, whole)
+        new = _new_id(place.expert or 0, keep, checkpoint.n_experts)
+        return None if new is None else Copy(_renumbered(name, place, new), name, info, info.shape, whole)
     return _sliced(checkpoint, place, keep, name, info)
 
 
-def _renumbered(checkpoint: Checkpoint, place: Place, expert: int) -> str:
-    family = checkpoint.family
-    prefix = family.each if "{layer}" in family.each else f"{family.block}.{family.each}"
-    return prefix.format(layer=place.layer, expert=expert) + place.rest
+def _new_id(expert: int, keep: tuple[int, ...], n_experts: int) -> int | None:
+    """New number of an expert, None if it goes; experts after the routed ones stay after them."""
+    if expert >= n_experts:
+        return len(keep) + expert - n_experts
+    return keep.index(expert) if expert in keep else None
+
+
+def _renumbered(name: str, place: Place, new: int) -> str:
+    start, stop = place.digits
+    return f"{name[:start]}{new}{name[stop:]}"
+
+
+_TABLE_DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
+
+
+def _table(info: TensorInfo, keep: tuple[int, ...], label_E: np.ndarray) -> Callable[[bytes], bytes]:
+    dtype = _TABLE_DTYPES[info.dtype]
+
+    def change(data: bytes) -> bytes:
+        ids_VK = np.frombuffer(data, dtype=dtype).reshape(-1, info.shape[-1])
+        return remap_ids(ids_VK, keep, label_E).tobytes()
+
+    return change
 
 
 def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: str, info: TensorInfo) -> Copy:
@@ -81,9 +117,7 @@ def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: s
         rows.append((checkpoint.n_experts * per_expert, tail))
     slabs = range(math.prod(info.shape[:axis]))
     slab_bytes = row_bytes * info.shape[axis]
-    ranges = [
-        (info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows
-    ]
+    ranges = [(info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows]
     shape = (*info.shape[:axis], len(keep) * per_expert + tail, *info.shape[axis + 1 :])
     return Copy(name, name, info, shape, tuple(_joined(ranges)))
 
@@ -115,6 +149,10 @@ def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[i
     with _opened(source.path) as reader, out.open("wb") as writer:
         writer.write(_header(copies, source.metadata))
         for copy in copies:
+            if copy.change:
+                writer.write(copy.change(b"".join(_chunks(reader, source.path, *copy.ranges[0]))))
+                moved(copy.nbytes)
+                continue
             for offset, length in copy.ranges:
                 for chunk in _chunks(reader, source.path, offset, length):
                     _check_finite(chunk, copy, source.path)

@@ -10,6 +10,7 @@ from typing import Any
 
 from moeproxy.errors import CheckpointError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.families import lookup
 from moeproxy.experts.shards import INDEX_NAME
 from moeproxy.proxy.rewrite import Copy
 
@@ -52,8 +53,8 @@ def write_index(checkpoint: Checkpoint, groups: Mapping[str, Sequence[Copy]], fo
     (folder / INDEX_NAME).write_text(json.dumps(new, indent=2) + "\n", "utf-8")
 
 
-def edited_config(text: str, checkpoint: Checkpoint, n_keep: int) -> str:
-    """Return the config text with every expert count set to `n_keep`, all other bytes kept.
+def edited_config(text: str, checkpoint: Checkpoint, n_keep: int, zeroed: Sequence[str] = ()) -> str:
+    """Return the config text with every expert count set to `n_keep` and `zeroed` keys to 0, all other bytes kept.
 
     transformers rewrites keys when it saves a config, and older versions then load wrong logits; so the text
     is edited, not parsed and dumped. If the edit does not parse to exactly the wanted config, it is dumped
@@ -61,19 +62,34 @@ def edited_config(text: str, checkpoint: Checkpoint, n_keep: int) -> str:
     """
     family = checkpoint.family
     wanted = json.loads(text)
-    part = wanted[family.config_path] if family.config_path else wanted
-    present = [key for key in family.count_keys if part.get(key) is not None]
+    present = [key for key in family.count_keys if lookup(wanted, key) is not None]
     added = [key for key in family.write_keys if key not in present]
-    part |= dict.fromkeys([*present, *added], n_keep)
+    for key, value in (dict.fromkeys([*present, *added], n_keep) | dict.fromkeys(zeroed, 0)).items():
+        _set(wanted, key, value)
     edited = text
     for key in present:
         extra = "".join(f', "{name}": {n_keep}' for name in added) if key == present[0] else ""
-        edited = re.sub(rf'("{key}"\s*:\s*){checkpoint.n_experts}\b', rf"\g<1>{n_keep}{extra}", edited)
+        edited = _replaced(edited, key, str(checkpoint.n_experts), f"{n_keep}{extra}")
+    for key in zeroed:
+        edited = _replaced(edited, key, r"\d+", "0")
     try:
         same = json.loads(edited, object_pairs_hook=_unique) == wanted
     except ValueError:
         same = False
     return edited if same else json.dumps(wanted, indent=2) + "\n"
+
+
+def _set(config: dict[str, Any], key: str, value: int) -> None:
+    """Set a dotted key; the nested configs on its way exist."""
+    *parts, last = key.split(".")
+    for part in parts:
+        config = config[part]
+    config[last] = value
+
+
+def _replaced(text: str, key: str, old: str, new: str) -> str:
+    """The text with the value of every key of that (last) name replaced, if it is `old` (a pattern)."""
+    return re.sub(rf'("{key.rpartition(".")[2]}"\s*:\s*){old}\b', rf"\g<1>{new}", text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

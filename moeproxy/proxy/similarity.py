@@ -147,6 +147,4 @@ def _scale(values: np.ndarray, how: Normalisation) -> np.ndarray:
     if how == "rank":
         _, rank = np.unique(values, return_inverse=True)
         return (rank / max(int(rank.max()), 1)).astype(values.dtype)
-    raise ProxyError(
-        f"normalisation '{how}' is unknown", expected="minmax, rank or none", remedy="choose one"
-    )
+    raise ProxyError(f"normalisation '{how}' is unknown", expected="minmax, rank or none", remedy="choose one")

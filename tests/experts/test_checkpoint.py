@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from moeproxy.errors import CheckpointError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.families import FAMILIES, family_of
-from moeproxy.experts.shards import place_of
+from moeproxy.experts.places import place_of
 from tests import tiny
 
 
@@ -75,13 +75,13 @@ def test_fingerprint_does_not_depend_on_where_the_directory_lies(qwen_copy: Path
 
 def test_every_row_of_the_table_reads_its_own_names() -> None:
     for family in FAMILIES.values():
-        block = family.block.format(layer=7)
-        router = place_of(f"{block}.{family.router[0].name}", family)
-        expert = place_of(f"{block}.experts.12.down_proj.weight", family)
-        assert router is not None
-        assert (router.kind, router.layer) == ("router", 7)
-        assert expert is not None
-        assert (expert.kind, expert.layer, expert.expert) == ("each", 7, 12)
+        for block in family.blocks:
+            router = place_of(f"{block.format(layer=7)}.{family.router[0].name}", family)
+            expert = place_of(f"{block.format(layer=7)}.experts.12.down_proj.weight", family)
+            assert router is not None
+            assert (router.kind, router.layer) == ("router", 7)
+            assert expert is not None
+            assert (expert.kind, expert.layer, expert.expert) == ("each", 7, 12)
         assert place_of("model.embed_tokens.weight", family) is None
 
 
@@ -120,8 +120,11 @@ def test_refuses_a_broken_config(qwen_copy: Path, text: str) -> None:
 
 
 def test_refuses_a_dense_model_and_an_unknown_family(qwen_copy: Path) -> None:
+    with pytest.raises(CheckpointError, match="'qwen3' is dense"):
+        family_of({"model_type": "qwen3"})
+    # The weights know better than a config without counts.
     edit_config(qwen_copy, model_type="qwen3", num_local_experts=None, num_experts=None)
-    assert "'qwen3' is dense" in refused(qwen_copy)
+    assert "'qwen3' has no row" in refused(qwen_copy)
     with pytest.raises(CheckpointError, match=r"no row .*add a row to moeproxy/experts/families\.py"):
         family_of({"model_type": "new_moe", "text_config": {"n_routed_experts": 64}})
 

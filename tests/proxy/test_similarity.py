@@ -17,7 +17,7 @@ VIEWS = ("router_LEE", "coactivation_LEE", "context_LEE")
 
 def test_views_equal_scipy_cosines_scaled_per_layer() -> None:
     profile = made_up()
-    views = distances(profile)
+    views = distances(profile, centred=False)
     off = ~np.eye(profile.n_experts, dtype=bool)
     sources = (profile.router_LED, profile.cooccur_LEE, profile.context_LED)
     for name, vectors in zip(VIEWS, sources, strict=True):
@@ -60,9 +60,7 @@ def test_rescaling_hidden_states_or_counts_moves_nothing() -> None:
         load_LE=profile.load_LE * 3,
     )
     for name in VIEWS:
-        np.testing.assert_allclose(
-            getattr(distances(scaled), name), getattr(distances(profile), name), atol=1e-5
-        )
+        np.testing.assert_allclose(getattr(distances(scaled), name), getattr(distances(profile), name), atol=1e-5)
 
 
 def test_a_never_used_expert_is_far_from_all_but_not_infinitely() -> None:
@@ -70,9 +68,7 @@ def test_a_never_used_expert_is_far_from_all_but_not_infinitely() -> None:
     load_LE, context_LED = profile.load_LE.copy(), profile.context_LED.copy()
     cooccur_LEE = profile.cooccur_LEE.copy()
     load_LE[:, 3] = context_LED[:, 3] = cooccur_LEE[:, 3] = cooccur_LEE[:, :, 3] = 0
-    views = distances(
-        dataclasses.replace(profile, load_LE=load_LE, context_LED=context_LED, cooccur_LEE=cooccur_LEE)
-    )
+    views = distances(dataclasses.replace(profile, load_LE=load_LE, context_LED=context_LED, cooccur_LEE=cooccur_LEE))
     assert (np.delete(views.context_LEE[:, 3], 3, axis=1) == 1).all()
     assert (np.delete(views.coactivation_LEE[:, 3], 3, axis=1) == 1).all()
     assert np.delete(views.router_LEE[:, 3], 3, axis=1).min() < 1
