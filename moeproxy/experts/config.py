@@ -26,11 +26,16 @@ class Counts:
     def read(cls, config: Mapping[str, Any], family: Family, where: Path) -> Counts:
         """Read the counts; raises CheckpointError for missing, contradictory or impossible ones."""
         n_experts = _n_experts(config, family, where)
-        top_k = _positive(lookup(config, family.top_k_key), family.top_k_key, where)
+        top_k = _positive(_one(lookup(config, family.top_k_key)), family.top_k_key, where)
         n_layers = _n_layers(config, family, where)
         groups = [lookup(config, key) for key in family.group_keys or ()]
         n_group, topk_group = groups if len(groups) == 2 and None not in groups else (None, None)
         return cls(n_layers, n_experts, top_k, n_group, topk_group)
+
+
+def _one(value: Any) -> Any:
+    """The value that a list repeats for every layer; other lists and plain values as they are."""
+    return value[0] if isinstance(value, list) and value and value.count(value[0]) == len(value) else value
 
 
 def _n_layers(config: Mapping[str, Any], family: Family, where: Path) -> int:

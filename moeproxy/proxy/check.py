@@ -163,7 +163,7 @@ def check_paths(source: Path, proxy: Path, plan: KeepPlan, *, seed: int, toleran
         raise ProxyError(
             f"the written proxy {report.verdict}",
             expected="the logits of the original pruned in memory",
-            remedy="do not use it; compare the checkpoint's names with moeproxy/experts/families.py",
+            remedy="do not use it; compare the checkpoint's names with moeproxy/experts/family_rows",
             where=proxy,
         )
     return report

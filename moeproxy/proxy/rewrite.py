@@ -74,7 +74,7 @@ def _copy(checkpoint: Checkpoint, plan: KeepPlan, mtp_from: int | None, name: st
     layer = place.layer if place.layer in plan.keep or mtp_from is None else mtp_from
     keep = plan.keep[layer]
     if place.kind == "ids":
-        return Copy(name, name, info, info.shape, whole, _table(info, keep, plan.label_of(layer)))
+        return Copy(name, name, info, info.shape, whole, _table(name, info, keep, plan.label_of(layer)))
     if place.kind == "each":
         new = _new_id(place.expert or 0, keep, checkpoint.n_experts)
         return None if new is None else Copy(_renumbered(name, place, new), name, info, info.shape, whole)
@@ -96,14 +96,28 @@ def _renumbered(name: str, place: Place, new: int) -> str:
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
 
 
-def _table(info: TensorInfo, keep: tuple[int, ...], label_E: np.ndarray) -> Callable[[bytes], bytes]:
-    dtype = _TABLE_DTYPES[info.dtype]
+def _table(name: str, info: TensorInfo, keep: tuple[int, ...], label_E: np.ndarray) -> Callable[[bytes], bytes]:
+    """A function that renumbers the bytes of a table of expert ids."""
+    dtype = _TABLE_DTYPES.get(info.dtype)
+    if dtype is None:
+        raise _no_ids(name, info, f"of dtype {info.dtype}")
 
     def change(data: bytes) -> bytes:
         ids_VK = np.frombuffer(data, dtype=dtype).reshape(-1, info.shape[-1])
+        if ids_VK.size and not 0 <= int(ids_VK.min()) <= int(ids_VK.max()) < len(label_E):
+            raise _no_ids(name, info, f"with values from {ids_VK.min()} to {ids_VK.max()}")
         return remap_ids(ids_VK, keep, label_E).tobytes()
 
     return change
+
+
+def _no_ids(name: str, info: TensorInfo, what: str) -> ProxyError:
+    return ProxyError(
+        f"'{name}' {list(info.shape)} is no table of expert ids: it is {what}",
+        expected="integers below the number of experts",
+        remedy="check that weights and config.json belong together",
+        where=info.file,
+    )
 
 
 def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: str, info: TensorInfo) -> Copy:

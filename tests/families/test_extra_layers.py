@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
-from moeproxy.proxy.build import build, check
+from moeproxy.proxy.build import Mtp, build, check
 from tests import tiny
+from tests.families import configs
+from tests.families.saved import write
 from tests.proxy.made_up import plan_for
 
 N_KEEP = 8
@@ -97,3 +99,30 @@ def test_heads_without_experts_need_no_choice(tmp_path: Path) -> None:
     assert torch.equal(
         load_file(proxy.path / "model.safetensors")["mtp.layers.0.mlp.up_proj.weight"], torch.ones(32, 24)
     )
+
+
+@pytest.mark.parametrize("mtp", ["drop", "prune"])
+def test_heads_of_a_wrapped_text_model_with_fused_experts(mtp: Mtp, tmp_path: Path) -> None:
+    source = write(tmp_path / "m", "qwen3_5_moe", save_original_format=False)
+    prefix = "model.language_model.layers.3."
+    names = [name for name in source.tensors if name.startswith(prefix)]
+    old = {name: tensor for shard in source.shards for name, tensor in load_file(shard.path).items()}
+    heads = {name.replace(prefix, "mtp.layers.0."): old[name].clone() for name in names}
+    path = tmp_path / "headed"
+    path.mkdir()
+    save_file(old | heads, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source.path / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (path / "config.json").write_text(json.dumps(config))
+    checkpoint = Checkpoint.open(path)
+    assert checkpoint.extra_layers == (4,)
+    plan = plan_for(checkpoint, configs.KEEP)
+    proxy = check(build(checkpoint, plan, tmp_path / "p", mtp=mtp, mtp_from=2))
+    new = load_file(proxy.path / "model.safetensors")
+    stated = json.loads((proxy.path / "config.json").read_text())["text_config"]["mtp_num_hidden_layers"]
+    if mtp == "drop":
+        assert (stated, [name for name in new if name.startswith("mtp.")]) == (0, [])
+    else:
+        wide = old[f"{prefix}mlp.experts.down_proj"]
+        assert stated == 1
+        assert torch.equal(new["mtp.layers.0.mlp.experts.down_proj"], wide[list(plan.keep[2])])

@@ -9,9 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from moeproxy.errors import CheckpointError
+from moeproxy.errors import CheckpointError, ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.proxy.build import build
 from tests import tiny
+from tests.families.saved import write
+from tests.proxy.made_up import plan_for
 
 
 def retyped(path: Path, model_type: str, **tensors: torch.Tensor) -> Path:
@@ -73,3 +76,24 @@ def test_other_tensors_of_a_block_may_be_there(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "m")
     add(path, {"model.layers.1.mlp.temperature": torch.zeros(1)})
     assert Checkpoint.open(path).n_experts == 8
+
+
+def test_experts_per_token_may_be_listed_for_every_layer_if_alike(tmp_path: Path) -> None:
+    path = tiny.write(tmp_path / "m")
+    text = (path / "config.json").read_text()
+    (path / "config.json").write_text(text.replace('"num_experts_per_tok": 2', '"num_experts_per_tok": [2, 2, 2]'))
+    assert Checkpoint.open(path).top_k == 2
+    (path / "config.json").write_text(text.replace('"num_experts_per_tok": 2', '"num_experts_per_tok": [2, 2, 3]'))
+    assert "num_experts_per_tok is [2, 2, 3]" in refused(path)
+
+
+@pytest.mark.parametrize("ids", [torch.full((96, 2), 12), torch.full((96, 2), -1), torch.zeros(96, 2)])
+def test_a_table_of_something_else_than_expert_ids_is_refused(ids: torch.Tensor, tmp_path: Path) -> None:
+    source = write(tmp_path / "m", "deepseek_v4")
+    name = "model.layers.1.ffn.gate.tid2eid"
+    file = source.path / source.tensors[name].file
+    save_file(load_file(file) | {name: ids}, file, metadata={"format": "pt"})
+    checkpoint = Checkpoint.open(source.path)
+    with pytest.raises(ProxyError, match=r"tid2eid' \[96, 2\] is no table of expert ids"):
+        build(checkpoint, plan_for(checkpoint, 6), tmp_path / "p")
+    assert not (tmp_path / "p").exists()
