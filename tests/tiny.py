@@ -19,9 +19,7 @@ def tokenizer() -> Any:
     names = ["<pad>", "<s>", "</s>", *CHARACTERS]
     model = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<pad>"))
     model.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=model, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=model, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
 
 
 def qwen3_moe(seed: int = 0, **changes: Any) -> Any:

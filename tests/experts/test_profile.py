@@ -115,10 +115,7 @@ def test_the_observed_model_computes_the_same_logits(checkpoint_path: Path) -> N
     seen = []
     handle = model.register_forward_hook(lambda module, args, out: seen.append(out.logits))
     width = model.config.hidden_size
-    totals = {
-        n: LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, False)
-        for n in checkpoint.moe_layers
-    }
+    totals = {n: LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, False) for n in checkpoint.moe_layers}
     run(model, checkpoint, totals, [ids], 1)
     with torch.inference_mode():
         plain = model(input_ids=torch.tensor([ids]), use_cache=False).logits
@@ -131,9 +128,7 @@ def test_the_observed_model_computes_the_same_logits(checkpoint_path: Path) -> N
 
 def test_progress_reaches_the_end(checkpoint_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    profile(
-        checkpoint_path, tiny.TEXTS, batch_size=4, progress=lambda done, total: seen.append((done, total))
-    )
+    profile(checkpoint_path, tiny.TEXTS, batch_size=4, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(4, 7), (7, 7)]
 
 

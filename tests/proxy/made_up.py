@@ -60,9 +60,7 @@ def made_up(
     return ExpertProfile(**(fields | changes))
 
 
-def planted(
-    n_clusters: int, size: int, *, noise: float = 0.05, n_layers: int = 2, seed: int = 0
-) -> tuple[Any, Any]:
+def planted(n_clusters: int, size: int, *, noise: float = 0.05, n_layers: int = 2, seed: int = 0) -> tuple[Any, Any]:
     """A profile whose experts form clusters in all three views, and the cluster of every expert (L, E)."""
     rng = np.random.default_rng(seed)
     n_experts = n_clusters * size

@@ -222,16 +222,12 @@ def test_a_proxy_is_opened_again_with_its_plan(case: Case, tmp_path: Path) -> No
 def test_progress_counts_bytes_to_the_end(case: Case, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     plan = plan_for(case.checkpoint, allowed_counts(case.checkpoint)[1])
-    proxy = build(
-        case.checkpoint, plan, tmp_path / "p", progress=lambda done, total: seen.append((done, total))
-    )
+    proxy = build(case.checkpoint, plan, tmp_path / "p", progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (proxy.nbytes, proxy.nbytes)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_small_chunks_write_the_same_bytes(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_chunks_write_the_same_bytes(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for(case.checkpoint, allowed_counts(case.checkpoint)[1])
     whole = build(case.checkpoint, plan, tmp_path / "p")
     monkeypatch.setattr(rewrite, "_CHUNK", 64)

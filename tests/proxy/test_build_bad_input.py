@@ -141,9 +141,7 @@ def test_a_shard_that_shrinks_or_vanishes_meanwhile_is_named(checkpoint: Checkpo
 
 
 @pytest.mark.parametrize("n_keep", [0, 1, 9])
-def test_impossible_counts_are_refused_before_writing(
-    checkpoint: Checkpoint, tmp_path: Path, n_keep: int
-) -> None:
+def test_impossible_counts_are_refused_before_writing(checkpoint: Checkpoint, tmp_path: Path, n_keep: int) -> None:
     plan = dataclasses.replace(plan_for(checkpoint, 4), n_keep=n_keep)
     assert "one of 2, 3, 4, 5, 6, 7, 8" in refused(checkpoint, plan, tmp_path / "p")
 

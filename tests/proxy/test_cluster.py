@@ -35,9 +35,7 @@ def test_finds_planted_clusters_and_their_most_used_members(weights: tuple[int, 
 
 def test_fused_views_find_clusters_that_no_single_view_shows() -> None:
     profile, truth_LE = planted(4, 6, noise=1.2, seed=1)
-    score = {
-        w: _agreement(select(profile, 4, weights=w), truth_LE) for w in [(1, 1, 1), (1, 0, 0), (0, 0, 1)]
-    }
+    score = {w: _agreement(select(profile, 4, weights=w), truth_LE) for w in [(1, 1, 1), (1, 0, 0), (0, 0, 1)]}
     assert score[1, 1, 1] > max(score[1, 0, 0], score[0, 0, 1])
 
 
@@ -189,9 +187,7 @@ def test_checkpoint_and_profile_allow_the_same_counts(case: Case) -> None:
 @pytest.mark.bad_types
 def test_impossible_counts_are_refused_listing_the_possible(n_keep: Any) -> None:
     profile = made_up(n_experts=16, n_group=4)
-    with pytest.raises(
-        ProxyError, match=rf"cannot keep {n_keep} experts .*4 groups of which 2.*one of 8, 12, 16"
-    ):
+    with pytest.raises(ProxyError, match=rf"cannot keep {n_keep} experts .*4 groups of which 2.*one of 8, 12, 16"):
         select(profile, n_keep)
 
 
@@ -212,9 +208,7 @@ def test_unknown_method_and_representative_are_refused() -> None:
 
 def test_select_does_not_change_the_profile() -> None:
     profile = made_up()
-    before = {
-        f.name: np.copy(getattr(profile, f.name)) for f in dataclasses.fields(ExpertProfile) if "_L" in f.name
-    }
+    before = {f.name: np.copy(getattr(profile, f.name)) for f in dataclasses.fields(ExpertProfile) if "_L" in f.name}
     for method in METHODS:
         select(profile, 4, method=method)  # type: ignore[arg-type]
     for name, value in before.items():
