@@ -37,9 +37,9 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """One browser for this folder; playwright keeps an event loop running that other tests must not meet."""
+    """One browser a file; playwright keeps an event loop running that tests elsewhere must not meet."""
     sandbox = [] if os.geteuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=[*_ARGUMENTS, *sandbox])
@@ -47,7 +47,7 @@ def browser(chromium: str) -> Iterator[Browser]:
         launched.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     """A server on a copy of the notebooks: JupyterLab saves into what it opens."""
     root, home = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("home")

@@ -32,6 +32,8 @@ def test_start_here(lab: Lab, shots: Path) -> None:
     lab.scroll_to(lab.cell_with("ProxyPanel("))
     figure = lab.page.locator(".jupyter-widgets .js-plotly-plot")
     expect(figure.locator(".main-svg").first).to_be_visible(timeout=TIMEOUT_MS)
+    # The frame is there before the data: the title is drawn last.
+    expect(figure.locator(".gtitle")).to_contain_text("16 of 32 experts", timeout=TIMEOUT_MS)
     before = drawn(figure)
     assert before["kept"] == [16] * 4
     lab.page.get_by_role("slider", name="Experts kept per layer").focus()
