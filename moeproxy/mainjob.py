@@ -258,7 +258,7 @@ def _same_loop(trace: Trace, settings: GRPOSettings) -> bool:
 def _cut(trace: Trace, steps: int) -> Trace:
     table, rows = trace.steps, trace.trajectories
     info = replace(trace.provenance, source="recorded", config={**trace.provenance.config, "steps": steps})
-    return Trace(table[table.index <= steps], None if rows is None else rows[rows["step"] <= steps], info)
+    return Trace(table.loc[:steps], None if rows is None else rows.loc[rows["step"] <= steps], info)
 
 
 def compare_faults(traces: Sequence[Trace], injections: Sequence[Injection] = CLEAR) -> tuple[Comparison, ...]:
