@@ -1,31 +1,40 @@
-"""Command line: `python -m moeproxy run` does the main job."""
+"""Command line: `run` does the main job; `inspect`, `profile` and `prune` work on any supported checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from moeproxy.errors import MoeproxyError
 
+Command = Callable[[argparse.Namespace], str]
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit status (1 after an error that the user can mend)."""
-    parser = argparse.ArgumentParser(prog="moeproxy", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="the main job on the shipped testbed model, with a report")
-    run.add_argument("--out", type=Path, default=Path("out"), help="directory for proxy and report (default: out)")
-    run.add_argument("--workers", type=int, default=None, help="training processes at a time (default: cores)")
-    options = parser.parse_args(arguments)
+    """Run one command; return the exit status (1 after an error that the user can mend, 130 after Ctrl-C)."""
+    options = _parser().parse_args(arguments)
     try:
-        _run(options.out, options.workers)
+        sys.stdout.write(_command(options.command)(options) + "\n")
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("moeproxy: interrupted\n")
+        return 130
     return 0
 
 
-def _run(out: Path, workers: int | None) -> None:
+def _command(name: str) -> Command:
+    if name == "run":
+        return _run
+    from moeproxy import commands
+
+    return getattr(commands, name)
+
+
+def _run(options: argparse.Namespace) -> str:
     from tqdm.auto import tqdm
 
     with tqdm(total=100, unit="%", bar_format="{desc:<28}|{bar}| {n:3.0f} % {elapsed}") as bar:
@@ -37,12 +46,47 @@ def _run(out: Path, workers: int | None) -> None:
             bar.set_description_str(stage)
             bar.update(max(0.0, 100 * share - bar.n))
 
-        result = run_main_job(out, workers=workers, progress=show)
-    for comparison in result.comparisons:
-        for proxy in comparison.proxies:
-            if "live" in proxy.sources:
-                sys.stdout.write(f"{comparison.fault}: {proxy.model} {proxy.verdict}\n")
-    sys.stdout.write(f"report: {result.report}\n")
+        result = run_main_job(options.out, workers=options.workers, progress=show)
+    lines = [
+        f"{comparison.fault}: {proxy.model} {proxy.verdict}"
+        for comparison in result.comparisons
+        for proxy in comparison.proxies
+        if "live" in proxy.sources
+    ]
+    return "\n".join([*lines, f"report: {result.report}"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="moeproxy", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="the main job on the shipped testbed model, with a report")
+    run.add_argument("--out", type=Path, default=Path("out"), help="directory for proxy and report (default: out)")
+    run.add_argument("--workers", type=int, default=None, help="training processes at a time (default: cores)")
+    inspect = commands.add_parser("inspect", help="what a checkpoint is and what its proxies would weigh")
+    inspect.add_argument("checkpoint", type=Path)
+    inspect.add_argument("--expert-parallel", type=int, default=1, help="ranks the experts are spread over")
+    profile = commands.add_parser("profile", help="run calibration texts through a model, save its routing")
+    profile.add_argument("checkpoint", type=Path)
+    profile.add_argument("texts", type=Path, help="one text a line, or a .jsonl file")
+    profile.add_argument("--out", type=Path, required=True, help="profile to write (.npz)")
+    profile.add_argument("--field", default="text", help="key of the text in a .jsonl file (default: text)")
+    profile.add_argument("--batch-size", type=int, default=32)
+    profile.add_argument("--device", default="cpu")
+    profile.add_argument("--dtype", default="auto", help="dtype of the weights during the pass (default: as stored)")
+    _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
+    return parser
+
+
+def _add_prune(prune: argparse.ArgumentParser) -> None:
+    prune.add_argument("checkpoint", type=Path)
+    prune.add_argument("--profile", type=Path, required=True, help="what `profile` wrote")
+    prune.add_argument("--keep", type=int, required=True, help="experts to keep in every layer")
+    prune.add_argument("--out", type=Path, required=True, help="new directory of the proxy")
+    prune.add_argument("--method", default="cluster", help="cluster, frequency, gate, reap, first, random")
+    prune.add_argument("--weights", type=float, nargs=3, default=(1, 1, 1), metavar=("ROUTER", "COACT", "CONTEXT"))
+    prune.add_argument("--seed", type=int, default=0, help="of the random choice")
+    prune.add_argument("--mtp", choices=("drop", "prune"), default=None, help="what to do with MTP heads, if any")
+    prune.add_argument("--no-check", action="store_true", help="do not reload the proxy and compare logits")
 
 
 if __name__ == "__main__":

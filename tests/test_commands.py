@@ -1,0 +1,88 @@
+"""The command line, as a batch job calls it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moeproxy.__main__ import main
+from moeproxy.commands import _ranges, _spread, read_texts
+from moeproxy.errors import MoeproxyError
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("a model with spaces") / "tïny", "qwen3_moe")
+
+
+def test_inspect_profile_prune(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model)]) == 0
+    said = capsys.readouterr().out
+    assert "qwen3_moe" in said
+    assert "possible counts: 2-8" in said
+    assert "proxy-4" in said
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(tiny.TEXTS))
+    profile = tmp_path / "profile.npz"
+    assert main(["profile", str(model), str(texts), "--out", str(profile)]) == 0
+    out = tmp_path / "proxy"
+    command = ["prune", str(model), "--profile", str(profile), "--keep", "4", "--out", str(out)]
+    assert main([*command, "--method", "frequency"]) == 0
+    assert "reloads equal" in capsys.readouterr().out
+    assert main(command) == 1  # it exists
+    assert str(out) in capsys.readouterr().err
+    assert main(["inspect", str(out)]) == 0
+    assert main(["prune", str(model), "--profile", str(profile), "--keep", "1", "--out", str(tmp_path / "no")]) == 1
+    assert "cannot keep 1 experts" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.bad_types
+def test_an_unknown_method_is_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(tiny.TEXTS))
+    profile = tmp_path / "profile.npz"
+    assert main(["profile", str(model), str(tmp_path / "texts.txt"), "--out", str(profile)]) == 0
+    out = tmp_path / "proxy"
+    options = ["--profile", str(profile), "--keep", "4", "--out", str(out), "--method", "typo"]
+    assert main(["prune", str(model), *options]) == 1
+    assert "frequency" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_inspect_needs_neither_torch_nor_transformers(model: Path) -> None:
+    code = (
+        "import sys; from moeproxy.__main__ import main; main(['inspect', sys.argv[1]]); "
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(model)], check=False, capture_output=True).returncode == 0
+
+
+def test_texts_from_lines_and_json(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    assert read_texts(tmp_path / "a.txt", "text") == ["one", "two"]
+    (tmp_path / "b.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    assert read_texts(tmp_path / "b.jsonl", "prompt") == ["one", "two"]
+    with pytest.raises(MoeproxyError, match="line 1 has no 'text'"):
+        read_texts(tmp_path / "b.jsonl", "text")
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(MoeproxyError, match="no calibration text"):
+        read_texts(tmp_path / "empty.txt", "text")
+    with pytest.raises(MoeproxyError, match="cannot be read"):
+        read_texts(tmp_path / "absent.txt", "text")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [([4, 5, 6, 7], "4-7"), ([8, 12, 16, 20], "8-20 in steps of 4"), ([2, 3, 8], "2, 3, 8"), ([], "none")],
+)
+def test_counts_in_words(values: list[int], text: str) -> None:
+    assert _ranges(values) == text
+
+
+def test_spread_keeps_the_ends() -> None:
+    assert _spread(list(range(2, 128)), 4) == [2, 44, 85, 127]
+    assert _spread([3, 5], 8) == [3, 5]
