@@ -21,11 +21,10 @@ def inspect(options: Namespace) -> str:
     lines = [repr(checkpoint), f"possible counts: {_ranges(counts)}"]
     if smaller:
         table = cost_table(checkpoint, _spread(smaller, 8)[::-1])
-        shown = table.assign(GB=(table["nbytes"] / 1e9).round(3), share=(100 * table["share"]).round(1))
-        columns = shown[["model", "params", "params_active", "GB", "share"]].rename(
-            columns={"share": "% of parameters"}
-        )
-        lines.append(columns.to_string(index=False))
+        shown = table.loc[:, ["model", "params", "params_active"]]
+        shown["GB"] = (table["nbytes"] / 1e9).round(3)
+        shown["% of params"] = (100 * table["share"]).round(1)
+        lines.append(shown.to_string(index=False))
     return "\n".join(lines)
 
 
