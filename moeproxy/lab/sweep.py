@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -81,42 +82,73 @@ def usable_cores() -> int:
 
 def _run_all(missing: dict[Path, RunSpec], workers: int, progress: StepProgress | None) -> list[tuple[str, str]]:
     failures = []
+    children = _Children()
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        jobs = {pool.submit(_run_one, spec, path, progress): path for path, spec in missing.items()}
-        for job in as_completed(jobs):
-            words = job.result()
-            if words:
-                failures.append((jobs[job].stem, words))
+        try:
+            jobs = {pool.submit(_run_one, spec, path, progress, children): path for path, spec in missing.items()}
+            for job in as_completed(jobs):
+                words = job.result()
+                if words:
+                    failures.append((jobs[job].stem, words))
+        except BaseException:  # Ctrl-C above all: neither start the rest nor leave the runs in flight behind
+            pool.shutdown(wait=False, cancel_futures=True)
+            children.stop()
+            raise
     return failures
 
 
-def _run_one(spec: RunSpec, path: Path, progress: StepProgress | None) -> str:
+class _Children:
+    """The runs in flight, so that an interrupted sweep can end them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | None:
+        """Start a run, unless the sweep has been stopped."""
+        with self._lock:
+            if self._stopped:
+                return None
+            child = subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
+            self._running.add(child)
+        return child
+
+    def ended(self, child: subprocess.Popen[str]) -> None:
+        """Forget a run that has ended."""
+        with self._lock:
+            self._running.discard(child)
+
+    def stop(self) -> None:
+        """End every run in flight; none starts afterwards."""
+        with self._lock:
+            self._stopped = True
+            for child in self._running:
+                child.terminate()
+
+
+def _run_one(spec: RunSpec, path: Path, progress: StepProgress | None, children: _Children) -> str:
     """Run one spec in a child process; return the last words of a failed child, else an empty string."""
     threads = str(spec.settings.threads)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "moeproxy.lab.sweep", json.dumps(spec.to_dict()), str(path)]
-    child = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    child = children.start(command, environment)
+    if child is None:
+        return "stopped before it began"
     last: list[str] = []
-    with child:
-        for line in child.stdout or ():
-            if line.startswith(_MARK):
-                if progress:
-                    _, step, steps = line.split()
-                    progress(spec, int(step), int(steps))
-            elif line.strip():
-                last = [*last[-4:], line.strip()]
+    try:
+        with child:
+            for line in child.stdout or ():
+                if line.startswith(_MARK):
+                    if progress:
+                        _, step, steps = line.split()
+                        progress(spec, int(step), int(steps))
+                elif line.strip():
+                    last = [*last[-4:], line.strip()]
+    finally:
+        children.ended(child)
     return "" if child.returncode == 0 and path.exists() else f"exit code {child.returncode}: {' | '.join(last)}"
 
 

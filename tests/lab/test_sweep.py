@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moeproxy.errors import FaultError, LabError
+from moeproxy.lab import sweep as sweep_module
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import result_path, sweep
 from tests.tiny import write
@@ -50,3 +54,28 @@ def test_the_key_holds_what_decides_a_trace(qwen3: Path, short: GRPOSettings, tm
     ]
     assert len({result_path(item, tmp_path) for item in (spec, *other)}) == 5
     assert RunSpec.from_dict(other[-1].to_dict()) == other[-1]
+
+
+def test_an_interrupted_sweep_ends_its_runs_and_starts_no_other(
+    qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def remember(*args: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    def interrupt(jobs: Any) -> Any:
+        while not started:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", remember)
+    monkeypatch.setattr(sweep_module, "as_completed", interrupt)
+    specs = [RunSpec(qwen3, seed=seed, settings=replace(short, steps=10_000)) for seed in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        sweep(specs, tmp_path, workers=1)
+    assert len(started) == 1
+    assert started[0].wait(20) != 0
+    assert list(tmp_path.iterdir()) == []
