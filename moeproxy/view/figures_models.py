@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from moeproxy.errors import MoeproxyError
-from moeproxy.view.style import GREY, METHOD_SYMBOLS, ORIGINAL, PROXY, finish, method_colour
+from moeproxy.view.style import GREY, ORIGINAL, PROXY, finish, method_colour, method_symbol
 
 MEASURES = {
     "params": "parameters",
@@ -91,7 +91,7 @@ def need(table: pd.DataFrame, columns: Sequence[str]) -> None:
 
 
 def _method_dots(method: str, rows: list[dict[str, Any]], sizes: list[int], shift: float) -> go.Scatter:
-    marker = {"symbol": METHOD_SYMBOLS.get(method, "hexagon"), "size": 11, "color": method_colour(method)}
+    marker = {"symbol": method_symbol(method), "size": 11, "color": method_colour(method)}
     return go.Scatter(
         x=[sizes.index(row["n_experts"]) + shift for row in rows],
         y=[row["accuracy"] for row in rows],

@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.triage.result import Comparison, ProxyResult
-from moeproxy.view.style import GREY, METHOD_SYMBOLS, ORIGINAL, finish, method_colour
+from moeproxy.view.style import GREY, ORIGINAL, finish, method_colour, method_symbol
 
 _TICKS = (-300, -30, -3, 0, 3, 30, 300)
 _USUAL_THRESHOLD = 4.0  # the colour bar is labelled for this one; the cells hold the exact numbers
@@ -178,7 +178,7 @@ def _agreement_traces(comparison: Comparison) -> list[go.Scatter]:
 def _dots(method: str, results: list[ProxyResult]) -> go.Scatter:
     up = [p.rank.high - p.rank.mean for p in results]
     down = [p.rank.mean - p.rank.low for p in results]
-    marker = {"symbol": METHOD_SYMBOLS.get(method, "hexagon"), "size": 11, "color": method_colour(method)}
+    marker = {"symbol": method_symbol(method), "size": 11, "color": method_colour(method)}
     return go.Scatter(
         x=[p.rank.mean for p in results],
         y=[p.model for p in results],

@@ -37,6 +37,7 @@ METHOD_SYMBOLS = {
     "first": "x-thin-open",
     "merge": "cross-open",
 }
+_VARIANT_SYMBOLS = {"router": "circle-open", "co-activation": "circle-open-dot", "context": "circle-cross-open"}
 _SPARE = (GREEN, PURPLE, SKY, ORANGE, GREY, BLACK)
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
@@ -44,8 +45,14 @@ INK, GRID = "#222222", "#E3E7EB"
 
 
 def method_colour(method: str) -> str:
-    """Return the colour of a way to choose experts; unknown methods are black."""
-    return METHOD_COLOURS.get(method, BLACK)
+    """Return the colour of a way to choose experts; a variant ("cluster: router") has its method's, others black."""
+    return METHOD_COLOURS.get(method.partition(":")[0], BLACK)
+
+
+def method_symbol(method: str) -> str:
+    """Return the marker of a way to choose experts; each single view of the clustering has its own."""
+    variant = method.partition(":")[2].strip()
+    return _VARIANT_SYMBOLS.get(variant) or METHOD_SYMBOLS.get(method, "hexagon")
 
 
 def model_colours(models: list[str], original: str = "original") -> dict[str, str]:

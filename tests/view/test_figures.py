@@ -14,7 +14,7 @@ from moeproxy.errors import MoeproxyError
 from moeproxy.traces import Trace
 from moeproxy.triage.compare import Comparison, compare_all
 from moeproxy.view import figures
-from moeproxy.view.style import METHOD_COLOURS, ORIGINAL, PROXY, model_colours
+from moeproxy.view.style import METHOD_COLOURS, ORIGINAL, PROXY, method_colour, method_symbol, model_colours
 from tests.triage.synthetic import CALIBRATION, ONSET, SCORED
 from tests.view import shared
 
@@ -187,3 +187,9 @@ def test_colours_do_not_depend_on_order() -> None:
 def test_figures_need_no_torch() -> None:
     code = "import sys, moeproxy.view.figures, moeproxy.view.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_variants_of_a_method_share_its_colour_and_differ_in_symbol() -> None:
+    names = ["cluster", "cluster: router", "cluster: co-activation", "cluster: context"]
+    assert {method_colour(name) for name in names} == {PROXY}
+    assert len({method_symbol(name) for name in names}) == len(names)
