@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="the main job on the shipped testbed model, with a report")
     run.add_argument("--out", type=Path, default=Path("out"), help="directory for proxy and report (default: out)")
-    run.add_argument("--workers", type=int, default=None, help="training processes at a time (default: cores)")
+    run.add_argument("--workers", type=_positive, default=None, help="training processes at a time (default: cores)")
     inspect = commands.add_parser("inspect", help="what a checkpoint is and what its proxies would weigh")
     inspect.add_argument("checkpoint", type=Path)
     inspect.add_argument("--expert-parallel", type=int, default=1, help="ranks the experts are spread over")
@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--dtype", default="auto", help="dtype of the weights during the pass (default: as stored)")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return int(text)
 
 
 def _add_prune(prune: argparse.ArgumentParser) -> None:

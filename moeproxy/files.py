@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import platform
@@ -44,7 +45,8 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
 def atomic_dir(path: str | Path) -> Iterator[Path]:
     """Yield a temporary directory beside `path`; on success it is fsynced and renamed to `path`.
 
-    `path` must not exist. After an exception nothing is left.
+    `path` must not exist. After an exception nothing is left; what a killed process left is removed by the next
+    attempt at the same `path` on the same machine.
 
     Raises:
         FileExistsError: `path` exists already.
@@ -53,7 +55,8 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
     if target.exists():
         raise FileExistsError(str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
+    _remove_stale(target)
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{_prefix(target)}{os.getpid()}-"))
     try:
         yield temporary
         temporary.chmod(0o777 & ~_umask())
@@ -64,6 +67,30 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
         _fsync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _prefix(target: Path) -> str:
+    # With the host's name: a process number of another machine on a shared disk says nothing here.
+    return f".{target.name}-{platform.node()}-"
+
+
+def _remove_stale(target: Path) -> None:
+    """Remove what a killed process left of an earlier attempt at the same `target`."""
+    prefix = _prefix(target)
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        owner = left.name.removeprefix(prefix).partition("-")[0]
+        if owner.isdigit() and not _alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sha256_file(path: str | Path) -> str:

@@ -5,7 +5,6 @@ Every stage is a function of its own, so that notebook 00 and the command line w
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -116,8 +115,10 @@ def run_main_job(
         MoeproxyError: data are missing, or `out` holds something else under the proxy's name.
     """
     clock, settings, target = _Clock(progress), settings or GRPOSettings(), Path(out)
-    data = data_dir()
-    checkpoint = Checkpoint.open(data / "models" / MODEL)
+    checkpoint = Checkpoint.open(data_dir() / "models" / MODEL)
+    # What would fail after minutes of training fails now.
+    recorded = recorded_runs(settings, choice)
+    _check_folders(target)
     within = clock.within("profile")
     statistics = profile(
         checkpoint, calibration_texts(0), batch_size=200, progress=lambda done, total: within(done / total)
@@ -138,7 +139,7 @@ def run_main_job(
     live = train_live(proxy, choice, settings=settings, workers=workers, progress=clock.within(_TRAIN))
     clock.done(_TRAIN)
     clock.within("compare")
-    recorded = recorded_runs(settings)
+    keep(live, target / "runs")
     traces = joined(live, recorded)
     comparisons = compare_faults(traces)
     clock.done("compare")
@@ -161,13 +162,31 @@ def build_afresh(checkpoint: Checkpoint, plan: KeepPlan, path: Path) -> Proxy:
     Raises:
         MoeproxyError: `path` exists and is no proxy.
     """
-    if path.exists():
-        if not (path / KEEP_MAP).is_file():
-            raise MoeproxyError(
-                "exists and is no proxy", where=path, remedy="move it away or choose another output directory"
-            )
-        shutil.rmtree(path)
-    return build(checkpoint, plan, path)
+    if not path.exists():
+        return build(checkpoint, plan, path)
+    if not (path / KEEP_MAP).is_file():
+        raise MoeproxyError(
+            "exists and is no proxy", where=path, remedy="move it away or choose another output directory"
+        )
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as scratch:
+        proxy = build(checkpoint, plan, Path(scratch) / "new")
+        path.rename(Path(scratch) / "old")
+        proxy.path.rename(path)
+    return replace(proxy, path=path)
+
+
+def _check_folders(out: Path) -> None:
+    """Refuse an output directory that the end of the job could not write to."""
+    for folder in (out, out / "report", out / "runs", out / "proxies"):
+        if folder.exists() and not folder.is_dir():
+            raise MoeproxyError("is a file", where=folder, expected="a directory", remedy="choose another --out")
+
+
+def keep(live: Sequence[Trace], folder: Path) -> None:
+    """Save the live runs, so that they outlive the job; those of an earlier job are replaced."""
+    for trace in live:
+        run = trace.provenance
+        trace.save(folder / f"{run.model}--{run.fault or 'healthy'}--s{run.seed}.parquet")
 
 
 def measure_accuracy(checkpoint: Checkpoint, proxy: Proxy, label: str) -> pd.DataFrame:
@@ -218,14 +237,28 @@ def train_live(
         return tuple(sweep(specs, Path(scratch), workers=workers, progress=step))
 
 
-def recorded_runs(settings: GRPOSettings | None = None) -> tuple[Trace, ...]:
+def recorded_runs(settings: GRPOSettings | None = None, choice: Choice | None = None) -> tuple[Trace, ...]:
     """Return the shipped runs that were recorded with these settings, marked as recorded.
+
+    With `choice`, runs of that proxy must be among them.
 
     A run of fewer steps is the beginning of a longer one, since the learning rate is constant: recorded runs are cut
     to `settings.steps`.
+
+    Raises:
+        MoeproxyError: no run of the proxy of `choice` was recorded with these settings.
     """
     settings = settings or GRPOSettings()
-    return tuple(_cut(trace, settings.steps) for trace in load_dir(data_dir() / "runs") if _same_loop(trace, settings))
+    found = [_cut(trace, settings.steps) for trace in load_dir(data_dir() / "runs") if _same_loop(trace, settings)]
+    labels = {trace.provenance.model for trace in found}
+    if choice and choice.label not in labels:
+        raise MoeproxyError(
+            f"no runs of {choice.label!r} were recorded with these settings, so its healthy spread is unknown",
+            where=data_dir() / "runs",
+            expected=f"one of {', '.join(sorted(labels - {'original'})) or 'none: other settings were recorded'}",
+            remedy="choose one of these, or record runs of it (python -m moeproxy.lab.record)",
+        )
+    return tuple(found)
 
 
 def joined(live: Sequence[Trace], recorded: Sequence[Trace]) -> tuple[Trace, ...]:

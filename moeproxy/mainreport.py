@@ -11,6 +11,7 @@ import pandas as pd
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
+from moeproxy.lab.faults import fault
 from moeproxy.lab.pruning_study import summary
 from moeproxy.places import data_dir
 from moeproxy.proxy.build import Proxy
@@ -23,7 +24,14 @@ from moeproxy.view.report import ReportInput, write_report
 OVERLAID = ("policy_loss", "grad_norm", "logprob_diff_mean", "reward_mean")
 """Signals of the overlay: loss and gradient norm, and one that shows each of the two faults."""
 
+WAYS = (
+    "Ways of choosing experts: cluster, k-medoids on three views (router rows, co-activation, routed context); "
+    "frequency, the most used; gate, the largest sum of gate weights; reap, the largest gate weight times output norm "
+    "a token (arXiv 2510.13999); random, one draw; first, the first ones by number."
+)
+
 LIMITS = (
+    "Seconds a step depend on what else the machine does: read them as a rough ratio.",
     "The models are tiny and the tasks are sums and short strings: this shows that method and protocol work, not that "
     "a verdict carries over to a model of 30 billion parameters.",
     "Random choice is one draw of experts; three seeds are scored, too few to call a difference between ways of "
@@ -87,7 +95,7 @@ def main_report(
     live = [trace for trace in traces if trace.provenance.source == "live"]
     result = ReportInput(
         title="Does the proxy show the same failure?",
-        summary=(*_summary(checkpoint, plan, scores, live, traces), *notes),
+        summary=(*_summary(checkpoint, plan, scores, live, traces), *notes, *_faults(comparisons), WAYS),
         checkpoint=checkpoint,
         profile=statistics,
         plan=plan,
@@ -105,6 +113,11 @@ def main_report(
         provenance=provenance(checkpoint=checkpoint.fingerprint, settings=dict(live[0].provenance.config)),
     )
     return write_report(result, out)
+
+
+def _faults(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    known = [fault(item.fault) for item in comparisons]
+    return tuple(f"{item.title} ({item.id}): {item.what} Stands for {item.twin}." for item in known)
 
 
 def _summary(

@@ -133,3 +133,18 @@ def test_provenance_names_versions_and_extras_and_is_json() -> None:
     assert (found["seed"], found["fingerprint"]) == (3, "ab")
     assert {"moeproxy", "torch", "numpy"} <= set(found["versions"])  # type: ignore[arg-type]
     assert str(found["created"]).endswith("Z")
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_attempt(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from moeproxy.files import atomic_dir\n"
+        "with atomic_dir(sys.argv[1]) as path:\n (path / 'half').write_text('x'); os.kill(os.getpid(), 9)"
+    )
+    target = tmp_path / "proxy [1]"
+    subprocess.run([sys.executable, "-c", code, str(target)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1, "killed: its temporary directory is left"
+    with atomic_dir(target) as path, atomic_dir(tmp_path / "proxy [1]x"):
+        (path / "whole").write_text("x")
+        left = [item.name for item in tmp_path.iterdir()]
+        assert len(left) == 2, "the one under way stays, so does another target's"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["proxy [1]", "proxy [1]x"]

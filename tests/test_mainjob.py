@@ -107,6 +107,28 @@ def test_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
     assert file.read_text() == "mine"
     with pytest.raises(SystemExit):
         main(["typo"])
+    with pytest.raises(SystemExit):
+        main(["run", "--workers", "0"])
+
+
+def test_what_would_fail_after_training_fails_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: tuple[Trace, ...]
+) -> None:
+    monkeypatch.setattr(mainjob, "profile", lambda *_, **__: pytest.fail("work began"))
+    with pytest.raises(MoeproxyError, match=r"no runs of 'cluster-12'.*cluster-16"):
+        mainjob.run_main_job(tmp_path, choice=replace(PROXIES[0], n_keep=12))
+    (tmp_path / "report").write_text("mine")
+    with pytest.raises(MoeproxyError, match="is a file"):
+        mainjob.run_main_job(tmp_path)
+    assert (tmp_path / "report").read_text() == "mine"
+
+
+def test_runs_of_another_checkpoint_are_not_mixed_in(recorded: tuple[Trace, ...]) -> None:
+    first = next(trace for trace in recorded if trace.provenance.seed == SCORED_SEEDS[0])
+    other = replace(first.provenance, source="live", checkpoint_fingerprint="another")
+    live = Trace(first.steps, first.trajectories, other)
+    with pytest.raises(MoeproxyError, match="different checkpoints"):
+        mainjob.compare_faults(mainjob.joined([live], recorded))
 
 
 @pytest.mark.slow
@@ -120,6 +142,7 @@ def test_main_job_live(tmp_path: Path) -> None:
     assert shares == sorted(shares)
     assert seen[-1] == ("done", 1.0)
     assert len(result.live) == 6
+    assert len(list((tmp_path / "runs").iterdir())) == 6
     assert {trace.provenance.source for trace in result.live} == {"live"}
     assert result.proxy.check is not None
     assert result.proxy.check.max_difference <= 1e-5

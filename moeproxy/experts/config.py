@@ -30,7 +30,26 @@ class Counts:
         n_layers = _n_layers(config, family, where)
         groups = [lookup(config, key) for key in family.group_keys or ()]
         n_group, topk_group = groups if len(groups) == 2 and None not in groups else (None, None)
+        _check_routing(n_experts, top_k, n_group, family, where)
         return cls(n_layers, n_experts, top_k, n_group, topk_group)
+
+
+def _check_routing(n_experts: int, top_k: Any, n_group: Any, family: Family, where: Path) -> None:
+    """Refuse counts that no router can work with: they fail only at the first forward pass otherwise."""
+    if isinstance(top_k, int) and top_k > n_experts:
+        raise CheckpointError(
+            f"{family.top_k_key} is {top_k} with {n_experts} experts",
+            where=where,
+            expected="at most the number of experts",
+            remedy="correct config.json",
+        )
+    if isinstance(n_group, int) and n_group > 0 and n_experts % n_group:
+        raise CheckpointError(
+            f"{n_experts} experts cannot be divided into {n_group} groups",
+            where=where,
+            expected="groups of equal size",
+            remedy="correct config.json",
+        )
 
 
 def _one(value: Any) -> Any:

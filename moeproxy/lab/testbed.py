@@ -326,7 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the testbed models that data/models ships.")
     parser.add_argument("names", nargs="*", default=list(RECIPES), help=f"from {', '.join(RECIPES)}")
     parser.add_argument("--out", type=Path, default=Path("data/models"))
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; the shipped models used one")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads on a CPU")
     parser.add_argument("--seed", type=int, default=None, help="another seed than the recipe's")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()

@@ -30,8 +30,16 @@ def write(path: Path, steps: pd.DataFrame, trajectories: pd.DataFrame | None, ru
     columns = {"step": pa.array(steps_S)} | {str(name): to_arrow(column) for name, column in steps.items()}
     if trajectories is not None:
         columns |= _lists(trajectories, steps_S)
-    with atomic_file(path) as temporary:
-        pq.write_table(pa.table(columns, metadata={_KEY: header.encode()}), temporary, compression="zstd")
+    try:
+        with atomic_file(path) as temporary:
+            pq.write_table(pa.table(columns, metadata={_KEY: header.encode()}), temporary, compression="zstd")
+    except OSError as error:
+        raise TraceError(
+            f"the trace cannot be written ({error.strerror or error})",
+            where=path,
+            expected="a writable directory with room for it",
+            remedy="choose another place or free some space",
+        ) from error
 
 
 def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, dict[str, Any]]:

@@ -51,6 +51,7 @@ class Runs:
                     remedy="drop one of them",
                 )
             table[key] = trace
+        _one_model_a_label(traces)
         return Runs(table)
 
     @property
@@ -98,3 +99,18 @@ class Runs:
             expected="one onset for all runs of a fault",
             remedy="compare runs of one experiment only",
         )
+
+
+def _one_model_a_label(traces: Sequence[Trace]) -> None:
+    """Refuse runs of different checkpoints under one label: their spreads and seeds would be mixed."""
+    seen: dict[str, str] = {}
+    for trace in traces:
+        run = trace.provenance
+        first = seen.setdefault(run.model, run.checkpoint_fingerprint)
+        if run.checkpoint_fingerprint != first and run.checkpoint_fingerprint and first:
+            raise ComparisonError(
+                f"runs labelled {run.model!r} started from different checkpoints ({first[:8]} and "
+                f"{run.checkpoint_fingerprint[:8]})",
+                expected="one checkpoint a label",
+                remedy="compare runs of the same model, or give the models different labels",
+            )

@@ -23,12 +23,18 @@ from moeproxy.view.document import Block, Figure, Heading, Points, Table, Text
 SIGNS = {REPRODUCED: "●", PARTLY: "◐", NOT_REPRODUCED: "○", NOT_VISIBLE: "–"}
 """Signs beside the verdicts: a table can be read at a glance, without colour."""
 
+_SAID = {**{verdict: verdict for verdict in SIGNS}, PARTLY: "partly reproduced"}
+
 _HOW = (
     "A response is the difference of a broken and a healthy run of the same seed, in units of the spread "
     "between healthy seeds of the same model. A fault counts as reproduced when the proxy's significant "
     "signals move the same way, its responses rank like the original's beyond what a proxy without any "
     "response would give, it departs at about the same step, and the nearest of the original's faults is "
-    "the right one."
+    "the right one. In the tables: *same direction* and *significant too* are shares of the original's significant "
+    "signals; *no-response level* is the correlation that 95% of proxies without any response stay below; *onset "
+    "shift* is given in steps, seed by seed; *right fault* is the share of seeds whose response is nearest to the "
+    "original's response to the same fault; *false responses* is the share of healthy-against-healthy responses that "
+    "count as significant."
 )
 
 
@@ -41,7 +47,7 @@ def verdict_lead(comparisons: Sequence[Comparison]) -> Iterable[str]:
             yield f"{name(comparison)}: not visible on the original, so no proxy can be judged by it."
             continue
         groups = {v: [p.model for p in comparison.proxies if p.verdict == v] for v in SIGNS}
-        told = "; ".join(f"{verdict} by {', '.join(models)}" for verdict, models in groups.items() if models)
+        told = "; ".join(f"{_SAID[verdict]} by {', '.join(models)}" for verdict, models in groups.items() if models)
         yield f"{name(comparison)}: {told or 'no proxy was compared'}."
 
 
@@ -86,12 +92,12 @@ def _row(comparison: Comparison, proxy: ProxyResult) -> dict[str, object]:
         "experts": proxy.n_experts,
         "verdict": _signed(proxy),
         "same direction": _share(proxy.direction),
+        "significant too": _share(proxy.found),
         "rank correlation": str(proxy.rank),
         "no-response level": round(proxy.rank_null_high, 2),
-        "onset shift, steps by seed": _steps(proxy.onset_difference),
+        "onset shift": _steps(proxy.onset_difference),
         f"right fault (chance {comparison.chance:.0%})": _share(proxy.retrieval),
         "false responses": f"{proxy.control.false_response_rate:.1%}",
-        "seeds": len(proxy.seeds),
         "runs": " + ".join(proxy.sources),
     }
 

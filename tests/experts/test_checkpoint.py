@@ -201,3 +201,12 @@ def test_refuses_a_tensor_in_two_shards(tmp_path: Path) -> None:
     path = tiny.write(tmp_path / "m")
     (path / "model-copy.safetensors").write_bytes((path / "model.safetensors").read_bytes())
     assert "is also in" in refused(path)
+
+
+def test_routing_that_no_router_can_do_is_refused(tmp_path: Path) -> None:
+    edit_config(tiny.write(tmp_path / "q", "qwen3_moe"), num_experts_per_tok=40)
+    with pytest.raises(CheckpointError, match="num_experts_per_tok is 40 with 8 experts"):
+        Checkpoint.open(tmp_path / "q")
+    edit_config(tiny.write(tmp_path / "d", "deepseek_v3"), n_group=5)
+    with pytest.raises(CheckpointError, match="cannot be divided into 5 groups"):
+        Checkpoint.open(tmp_path / "d")

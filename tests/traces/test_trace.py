@@ -182,3 +182,17 @@ def test_signal_table() -> None:
 def test_imports_no_torch() -> None:
     code = "import sys, moeproxy.traces; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_full_disk_is_a_clear_error_and_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_trace().save(tmp_path / "run.parquet")
+    before = target.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(TraceError, match=r"run\.parquet.*No space left.*free some space"):
+        make_trace(seed=1).save(target)
+    assert target.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [target]
