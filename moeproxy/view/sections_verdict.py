@@ -30,10 +30,10 @@ _HOW = (
     "between healthy seeds of the same model. A fault counts as reproduced when the proxy's significant "
     "signals move the same way, its responses rank like the original's beyond what a proxy without any "
     "response would give, it departs at about the same step, and the nearest of the original's faults is "
-    "the right one. In the tables: *same direction* and *significant too* are shares of the original's significant "
-    "signals; *no-response level* is the correlation that 95% of proxies without any response stay below; *onset "
-    "shift* is given in steps, seed by seed; *right fault* is the share of seeds whose response is nearest to the "
-    "original's response to the same fault; *false responses* is the share of healthy-against-healthy responses that "
+    "the right one. In the tables: “same direction” and “significant too” are shares of the original's significant "
+    "signals; “no-response level” is the correlation that 95% of proxies without any response stay below; “onset "
+    "shift” is given in steps, seed by seed; “right fault” is the share of seeds whose response is nearest to the "
+    "original's response to the same fault; “false responses” is the share of healthy-against-healthy responses that "
     "count as significant."
 )
 
@@ -80,7 +80,8 @@ def _one(comparison: Comparison) -> Iterable[Block]:
         yield Points(comparison.statements)
         reasons = [{"proxy": p.model, "verdict": _signed(p), "why": p.reason} for p in comparison.proxies]
         yield Table("Why, proxy by proxy", pd.DataFrame(reasons), folded=True)
-    yield Figure("Response of each signal in each window after the onset.", figures.response_heatmap(comparison))
+    caption = "Response of each signal in each window after the onset; the original and at most five proxies."
+    yield Figure(caption, figures.response_heatmap(comparison))
     facts = _facts(comparison)
     frame = pd.DataFrame({"what": list(facts), "value": [str(value) for value in facts.values()]})
     yield Table(f"How {name(comparison)} was judged", frame, folded=True)
