@@ -154,8 +154,12 @@ def clustering() -> None:
         peak_LE=np.ones((n_layers, n_experts), np.float32),
         saliency_LE=load_LE.astype(float),
         router_LED=rng.normal(size=(n_layers, n_experts, width)).astype(np.float32),
+        output_LED=np.zeros((n_layers, n_experts, width), np.float32),
         choices_TLK=np.zeros((0, n_layers, 8), np.int16),
         weights_TLK=np.zeros((0, n_layers, 8), np.float16),
+        fold_cooccur_FLEE=np.zeros((0, n_layers, n_experts, n_experts), np.int32),
+        fold_gate_FLE=np.zeros((0, n_layers, n_experts)),
+        fold_context_FLEP=np.zeros((0, n_layers, n_experts, 256), np.float32),
     )
     times = [seconds(lambda: select(made_up, 64)) for _ in range(3)]
     show("cluster 61 layers x 256 experts, 64 kept", times, 2, unit="s")

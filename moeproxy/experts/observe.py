@@ -4,47 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+PROJECTED_WIDTH = 256
+
+
+@dataclass
+class Batch:
+    """The batch in flight, shared by the observers of all layers (T tokens, padding included).
+
+    Attributes:
+        valid_T: which tokens are no padding.
+        fold_T: fold of the text that each token belongs to.
+    """
+
+    valid_T: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    fold_T: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def show(self, mask_BT: Tensor, fold_B: Tensor) -> None:
+        """Say which batch comes next: its mask of valid tokens and the fold of each text."""
+        self.valid_T = mask_BT.reshape(-1)
+        self.fold_T = fold_B.unsqueeze(1).expand_as(mask_BT).reshape(-1)
+
+
+@lru_cache(maxsize=8)
+def projection(width: int) -> Tensor | None:
+    """Seeded random projection (D, P) for the folds' contexts of wide models; None where P would be D.
+
+    Gaussian with variance 1 / P, so that inner products are kept in the mean (Johnson and Lindenstrauss).
+    """
+    if width <= PROJECTED_WIDTH:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(width, PROJECTED_WIDTH, generator=generator) / PROJECTED_WIDTH**0.5
+
 
 @dataclass
 class LayerTotals:
-    """Running sums of one MoE layer over all valid tokens (E experts, D width)."""
+    """Running sums of one MoE layer over all valid tokens (E experts, D width, F folds, P projected width)."""
 
     load_E: Tensor
     gate_E: Tensor
     saliency_E: Tensor
     norm_E: Tensor
     peak_E: Tensor
-    cooccur_EE: Tensor
+    output_ED: Tensor
     context_ED: Tensor
+    fold_gate_FE: Tensor
+    fold_cooccur_FEE: Tensor
+    fold_context_FEP: Tensor
     choices: list[Tensor]
     weights: list[Tensor]
     keep_choices: bool
 
     @classmethod
-    def zeros(cls, n_experts: int, width: int, top_k: int, keep_choices: bool) -> LayerTotals:
+    def zeros(cls, n_experts: int, width: int, top_k: int, keep_choices: bool, n_folds: int = 1) -> LayerTotals:
         """Sums before the first token, in float64 (counts in int64)."""
         one = torch.zeros(n_experts, dtype=torch.float64)
+        wide = torch.zeros(n_experts, width, dtype=torch.float64)
+        narrow = torch.zeros(n_folds, n_experts, min(width, PROJECTED_WIDTH), dtype=torch.float64)
         return cls(
             load_E=torch.zeros(n_experts, dtype=torch.int64),
             gate_E=one.clone(),
             saliency_E=one.clone(),
             norm_E=one.clone(),
             peak_E=one.clone(),
-            cooccur_EE=torch.zeros(n_experts, n_experts, dtype=torch.int64),
-            context_ED=torch.zeros(n_experts, width, dtype=torch.float64),
+            output_ED=wide.clone(),
+            context_ED=wide.clone(),
+            fold_gate_FE=torch.zeros(n_folds, n_experts, dtype=torch.float64),
+            fold_cooccur_FEE=torch.zeros(n_folds, n_experts, n_experts, dtype=torch.int64),
+            fold_context_FEP=narrow,
             choices=[torch.zeros(0, top_k, dtype=torch.int16)],
             weights=[torch.zeros(0, top_k, dtype=torch.float16)],
             keep_choices=keep_choices,
         )
 
-    def add(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor) -> None:
-        """Add a batch of valid tokens: hidden states, chosen experts, gate weights, outputs before gating."""
+    @property
+    def cooccur_EE(self) -> Tensor:
+        """Tokens that chose both experts, over all folds."""
+        return self.fold_cooccur_FEE.sum(dim=0)
+
+    def add(
+        self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor, fold_T: Tensor | None = None
+    ) -> None:
+        """Add valid tokens: hidden states, chosen experts, gate weights, outputs before gating, folds (default 0)."""
         n_experts = len(self.load_E)
         flat_S, gate_S = index_TK.flatten(), weight_TK.flatten().double()
         outputs_SD = output_TKD.flatten(0, 1).float()
@@ -55,18 +103,26 @@ class LayerTotals:
         self.norm_E += torch.bincount(flat_S, norm_S, n_experts).cpu()
         self.saliency_E += torch.bincount(flat_S, gate_S * norm_S, n_experts).cpu()
         self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
-        self._add_pairs(hidden_TD, index_TK, weight_TK, n_experts)
+        sums_ED = torch.zeros(n_experts, outputs_SD.shape[1], device=flat_S.device)
+        self.output_ED += sums_ED.index_add_(0, flat_S, outputs_SD).cpu().double()
+        gate_TE = torch.zeros(len(index_TK), n_experts, device=index_TK.device).scatter_(1, index_TK, weight_TK.float())
+        self.context_ED += (gate_TE.T @ hidden_TD.float()).cpu().double()
+        self._add_folds(hidden_TD, index_TK, gate_TE, fold_T if fold_T is not None else torch.zeros(len(index_TK)))
         if self.keep_choices:
             self.choices.append(index_TK.to(torch.int16).cpu())
             self.weights.append(weight_TK.to(torch.float16).cpu())
 
-    def _add_pairs(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, n_experts: int) -> None:
+    def _add_folds(self, hidden_TD: Tensor, index_TK: Tensor, gate_TE: Tensor, fold_T: Tensor) -> None:
         # float32 counts are exact below 2**24 tokens a batch, far above any batch.
-        chosen_TE = torch.zeros(len(index_TK), n_experts, device=index_TK.device)
-        chosen_TE.scatter_(1, index_TK, 1.0)
-        self.cooccur_EE += (chosen_TE.T @ chosen_TE).cpu().long()
-        gate_TE = torch.zeros_like(chosen_TE).scatter_(1, index_TK, weight_TK.float())
-        self.context_ED += (gate_TE.T @ hidden_TD.float()).cpu().double()
+        chosen_TE = torch.zeros_like(gate_TE).scatter_(1, index_TK, 1.0)
+        matrix_DP = projection(hidden_TD.shape[1])
+        narrow_TP = hidden_TD.float() if matrix_DP is None else hidden_TD.float() @ matrix_DP.to(hidden_TD.device)
+        for fold in fold_T.unique().long().tolist():
+            mine_T = (fold_T == fold).to(index_TK.device)
+            chosen, gate = chosen_TE[mine_T], gate_TE[mine_T]
+            self.fold_cooccur_FEE[fold] += (chosen.T @ chosen).cpu().long()
+            self.fold_gate_FE[fold] += gate.sum(dim=0).cpu().double()
+            self.fold_context_FEP[fold] += (gate.T @ narrow_TP[mine_T]).cpu().double()
 
 
 class ExpertsObserver:
@@ -77,9 +133,9 @@ class ExpertsObserver:
     the module would. The routing is the model's own, and nothing is computed twice.
     """
 
-    def __init__(self, totals: LayerTotals, mask: list[Tensor]) -> None:
+    def __init__(self, totals: LayerTotals, batch: Batch) -> None:
         self.totals = totals
-        self._mask = mask  # one element: the valid tokens of the batch in flight
+        self._batch = batch
         self._arguments: tuple[Tensor, Tensor, Tensor] | None = None
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,8 +152,9 @@ class ExpertsObserver:
         hidden_TD, index_TK, weight_TK = self._arguments
         self._arguments = None
         output_TKD = output_SD.view(*index_TK.shape, -1)
-        valid_T = self._mask[0].reshape(-1).to(index_TK.device)
-        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T])
+        valid_T = self._batch.valid_T.to(index_TK.device)
+        fold_T = self._batch.fold_T[self._batch.valid_T]
+        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T], fold_T)
         return (output_TKD * weight_TK.unsqueeze(-1)).sum(dim=1).to(hidden_TD.dtype)
 
 
@@ -108,12 +165,12 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, T
 
 
 @contextmanager
-def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], mask: list[Tensor]) -> Iterator[None]:
+def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], batch: Batch) -> Iterator[None]:
     """Hook the experts modules (by layer) for the duration of the block; the hooks are always removed."""
     handles = []
     try:
         for layer, module in modules.items():
-            observer = ExpertsObserver(totals[layer], mask)
+            observer = ExpertsObserver(totals[layer], batch)
             handles.append(module.register_forward_pre_hook(observer.before, with_kwargs=True))
             handles.append(module.register_forward_hook(observer.after, with_kwargs=True))
         yield

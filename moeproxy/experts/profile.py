@@ -13,13 +13,14 @@ from torch import nn
 from moeproxy.errors import ProfileError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import find_not_finite, load_model, load_tokenizer
-from moeproxy.experts.observe import LayerTotals, observed
+from moeproxy.experts.observe import Batch, LayerTotals, observed
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
 
 __all__ = ["ExpertProfile", "profile"]
 
 Progress = Callable[[int, int], None]
+FOLDS = 10
 
 
 def profile(
@@ -40,7 +41,7 @@ def profile(
         batch_size: texts a forward pass.
         device: torch device.
         dtype: dtype of the weights during the pass, "auto" for the stored one.
-        keep_choices: keep every token's choices (T * L * K * 4 bytes).
+        keep_choices: keep every token and its choices (T * (L * K + 1) * 4 bytes).
         progress: called with (texts done, texts in all).
 
     Raises:
@@ -59,11 +60,13 @@ def profile(
     model = load_model(opened, dtype=dtype, device=device)
     find_not_finite(model, opened)
     _check_ids(texts, model.get_input_embeddings().num_embeddings, opened)
-    totals = {layer: _totals(model, opened, keep_choices) for layer in opened.moe_layers}
+    n_folds = min(FOLDS, len(texts))
+    totals = {layer: _totals(model, opened, keep_choices, n_folds) for layer in opened.moe_layers}
     run(model, opened, totals, texts, batch_size, progress)
     _check_finite(totals, opened)
     settings = {"texts": len(prompts), "batch_size": batch_size, "dtype": dtype, "device": device}
-    return _assemble(opened, list(totals.values()), _routers(model, opened), settings)
+    tokens = [token for text in texts for token in text] if keep_choices else []
+    return _assemble(opened, list(totals.values()), _routers(model, opened), tokens, settings)
 
 
 def _check_can_be_observed(checkpoint: Checkpoint) -> None:
@@ -115,19 +118,21 @@ def run(
     family = checkpoint.family
     blocks = {layer: model.get_submodule(family.block_in_memory(layer)) for layer in totals}
     modules = {layer: block.get_submodule(family.experts_module) for layer, block in blocks.items()}
-    mask: list[torch.Tensor] = [torch.empty(0)]
+    batch, n_folds = Batch(), next(iter(totals.values())).fold_gate_FE.shape[0]
     device = next(model.parameters()).device
-    with observed(modules, totals, mask), torch.inference_mode():
+    with observed(modules, totals, batch), torch.inference_mode():
         for start in range(0, len(texts), batch_size):
-            ids_BT, mask[0] = pad(texts[start : start + batch_size])
-            model(input_ids=ids_BT.to(device), attention_mask=mask[0].long().to(device), use_cache=False)
+            ids_BT, mask_BT = pad(texts[start : start + batch_size])
+            # Texts are dealt to the folds in turn, so that each fold has its share of every part of the list.
+            batch.show(mask_BT, torch.arange(start, start + len(ids_BT)) % n_folds)
+            model(input_ids=ids_BT.to(device), attention_mask=mask_BT.long().to(device), use_cache=False)
             if progress:
                 progress(min(start + batch_size, len(texts)), len(texts))
 
 
-def _totals(model: nn.Module, checkpoint: Checkpoint, keep_choices: bool) -> LayerTotals:
+def _totals(model: nn.Module, checkpoint: Checkpoint, keep_choices: bool, n_folds: int = 1) -> LayerTotals:
     width = _routers(model, checkpoint).shape[-1]
-    return LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, keep_choices)
+    return LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, keep_choices, n_folds)
 
 
 def _routers(model: nn.Module, checkpoint: Checkpoint) -> torch.Tensor:
@@ -158,10 +163,14 @@ def pad(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _assemble(
-    checkpoint: Checkpoint, totals: list[LayerTotals], router_LED: torch.Tensor, settings: dict[str, Any]
+    checkpoint: Checkpoint,
+    totals: list[LayerTotals],
+    router_LED: torch.Tensor,
+    token_ids: list[int],
+    settings: dict[str, Any],
 ) -> ExpertProfile:
-    def stack(name: str) -> np.ndarray:
-        return torch.stack([getattr(layer, name) for layer in totals]).numpy()
+    def stack(name: str, dim: int = 0) -> np.ndarray:
+        return torch.stack([getattr(layer, name) for layer in totals], dim=dim).numpy()
 
     def tokens(name: str) -> np.ndarray:
         return torch.stack([torch.cat(getattr(layer, name)) for layer in totals], dim=1).numpy()
@@ -183,10 +192,15 @@ def _assemble(
         saliency_LE=stack("saliency_E"),
         cooccur_LEE=stack("cooccur_EE"),
         context_LED=context_LED.astype(np.float32),
+        output_LED=(stack("output_ED") / np.maximum(load_LE, 1)[..., None]).astype(np.float32),
         output_norm_LE=(stack("norm_E") / np.maximum(load_LE, 1)).astype(np.float32),
         peak_LE=stack("peak_E").astype(np.float32),
         router_LED=router_LED.numpy(),
         choices_TLK=tokens("choices"),
         weights_TLK=tokens("weights"),
+        tokens_T=np.array(token_ids, dtype=np.int32),
+        fold_cooccur_FLEE=stack("fold_cooccur_FEE", 1).astype(np.int32),
+        fold_gate_FLE=stack("fold_gate_FE", 1),
+        fold_context_FLEP=stack("fold_context_FEP", 1).astype(np.float32),
         provenance=provenance(**settings),
     )

@@ -18,14 +18,15 @@ from moeproxy.errors import ProfileError
 from moeproxy.experts.checkpoint import html_table
 from moeproxy.files import atomic_file
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class ExpertProfile:
     """Per-layer statistics of a calibration pass over T valid tokens (padding excluded).
 
-    Axes: L MoE layers in the order of `moe_layers`, E experts, T tokens, K experts a token, D model width.
+    Axes: L MoE layers in the order of `moe_layers`, E experts, T tokens, K experts a token, D model width, F folds
+    (text number modulo F; blocks of the bootstrap), P projected width (D, or 256 where D is larger).
 
     Attributes:
         checkpoint_fingerprint: of the checkpoint that was profiled.
@@ -42,12 +43,18 @@ class ExpertProfile:
             2510.13999).
         cooccur_LEE: int64, tokens that chose both experts; the diagonal is `load_LE`.
         context_LED: float32, gate-weighted mean hidden state routed to each expert; zeros for unused experts.
+        output_LED: float32, mean output of the expert before gating; zeros for unused experts.
         output_norm_LE: float32, mean L2 norm of the expert's output before gating; zeros for unused experts.
         peak_LE: float32, largest absolute output activation of the down projection ("super experts", arXiv
             2507.23279).
         router_LED: float32, rows of the router weight.
         choices_TLK: int16, chosen experts of every token (zero length if not kept).
         weights_TLK: float16, their gate weights (zero length if not kept).
+        tokens_T: int32, token ids in the same order (zero length if not kept).
+        fold_cooccur_FLEE: int32, `cooccur_LEE` by fold; the diagonal is the load.
+        fold_gate_FLE: float64, `gate_LE` by fold.
+        fold_context_FLEP: float32, gate-weighted *sum* of hidden states by fold, randomly projected to P columns
+            where the model is wider than that (`observe.projection`).
         provenance: versions, command, time, settings.
     """
 
@@ -64,11 +71,16 @@ class ExpertProfile:
     saliency_LE: Float[np.ndarray, "L E"]
     cooccur_LEE: Int[np.ndarray, "L E E"]
     context_LED: Float[np.ndarray, "L E D"]
+    output_LED: Float[np.ndarray, "L E D"]
     output_norm_LE: Float[np.ndarray, "L E"]
     peak_LE: Float[np.ndarray, "L E"]
     router_LED: Float[np.ndarray, "L E D"]
     choices_TLK: Int[np.ndarray, "T L K"]
     weights_TLK: Float[np.ndarray, "T L K"]
+    tokens_T: Int[np.ndarray, " T"]
+    fold_cooccur_FLEE: Int[np.ndarray, "F L E E"]
+    fold_gate_FLE: Float[np.ndarray, "F L E"]
+    fold_context_FLEP: Float[np.ndarray, "F L E P"]
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -140,7 +152,7 @@ class ExpertProfile:
         return html_table("Expert profile", rows)
 
 
-_ARRAYS = tuple(item.name for item in fields(ExpertProfile) if re.search("_[LTEK]+D?$", item.name))
+_ARRAYS = tuple(item.name for item in fields(ExpertProfile) if re.search("_[FLTEKDP]+$", item.name))
 _FACTS = tuple(item.name for item in fields(ExpertProfile) if item.name not in _ARRAYS)
 
 

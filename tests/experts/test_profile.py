@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from moeproxy.errors import CheckpointError, ProfileError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
-from moeproxy.experts.observe import LayerTotals
+from moeproxy.experts.observe import LayerTotals, projection
 from moeproxy.experts.profile import ExpertProfile, profile, run
 from tests import tiny
 
@@ -42,7 +42,8 @@ def brute_force(path: Path, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
     shape = (len(checkpoint.moe_layers), checkpoint.n_experts)
     width = model.config.hidden_size
     sums = {name: np.zeros(shape) for name in ("load", "gate", "saliency", "norm", "peak")}
-    sums |= {"cooccur": np.zeros((*shape, shape[1])), "context": np.zeros((*shape, width))}
+    sums |= {"cooccur": np.zeros((*shape, shape[1]))}
+    sums |= {"context": np.zeros((*shape, width)), "output": np.zeros((*shape, width))}
     for row, (module, hidden_TD, index_TK, weight_TK) in calls:
         for hidden, index, weight in zip(hidden_TD, index_TK.tolist(), weight_TK.tolist(), strict=True):
             for e, w in zip(index, weight, strict=True):
@@ -54,6 +55,7 @@ def brute_force(path: Path, checkpoint: Checkpoint) -> dict[str, np.ndarray]:
                 sums["saliency"][row, e] += w * float(out.norm())
                 sums["peak"][row, e] = max(sums["peak"][row, e], float(out.abs().max()))
                 sums["context"][row, e] += w * hidden.numpy()
+                sums["output"][row, e] += out.numpy()
                 for other in index:
                     sums["cooccur"][row, e, other] += 1
     return sums
@@ -67,6 +69,7 @@ def test_statistics_equal_a_brute_force_twin(checkpoint_path: Path, result: Expe
     np.testing.assert_allclose(result.gate_LE, twin["gate"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(result.saliency_LE, twin["saliency"], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(result.output_norm_LE, twin["norm"] / load_LE, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result.output_LED, twin["output"] / load_LE[..., None], rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(result.peak_LE, twin["peak"], rtol=1e-4, atol=1e-6)
     gate_LE = np.where(twin["gate"] > 0, twin["gate"], 1)
     np.testing.assert_allclose(result.context_LED, twin["context"] / gate_LE[..., None], rtol=1e-3, atol=1e-5)
@@ -93,12 +96,54 @@ def test_dtypes_are_those_promised(result: ExpertProfile) -> None:
         "saliency_LE": "float64",
         "cooccur_LEE": "int64",
         "context_LED": "float32",
+        "output_LED": "float32",
         "output_norm_LE": "float32",
         "peak_LE": "float32",
         "router_LED": "float32",
         "choices_TLK": "int16",
         "weights_TLK": "float16",
+        "tokens_T": "int32",
+        "fold_cooccur_FLEE": "int32",
+        "fold_gate_FLE": "float64",
+        "fold_context_FLEP": "float32",
     }
+
+
+def test_folds_add_up_and_hold_the_texts_dealt_to_them(checkpoint_path: Path, result: ExpertProfile) -> None:
+    n_folds = len(tiny.TEXTS)
+    assert result.fold_gate_FLE.shape[0] == n_folds, "one fold a text where there are few"
+    np.testing.assert_array_equal(result.fold_cooccur_FLEE.sum(axis=0), result.cooccur_LEE)
+    np.testing.assert_allclose(result.fold_gate_FLE.sum(axis=0), result.gate_LE, rtol=1e-6)
+    gate_LE1 = np.where(result.gate_LE > 0, result.gate_LE, 1)[..., None]
+    np.testing.assert_allclose(
+        result.fold_context_FLEP.sum(axis=0) / gate_LE1, result.context_LED, rtol=1e-4, atol=1e-6
+    )
+    for fold, text in enumerate(tiny.TEXTS):
+        alone = profile(checkpoint_path, [text])
+        np.testing.assert_array_equal(result.fold_cooccur_FLEE[fold], alone.cooccur_LEE)
+        np.testing.assert_allclose(result.fold_context_FLEP[fold], alone.fold_context_FLEP[0], rtol=1e-3, atol=1e-5)
+
+
+def test_tokens_stand_in_the_order_of_the_choices(result: ExpertProfile) -> None:
+    ids = [i for text in tiny.TEXTS for i in tiny.tokenizer()(text)["input_ids"]]
+    assert result.tokens_T.tolist() == ids
+    assert len(result.choices_TLK) == len(ids)
+
+
+def test_projection_keeps_the_angles_of_wide_contexts() -> None:
+    matrix_DP = projection(1024)
+    assert matrix_DP is not None
+    rng = np.random.default_rng(0)
+    common = rng.normal(size=1024)
+    wide_ED = np.stack([common + scale * rng.normal(size=1024) for scale in (0.1, 0.5, 1, 3)]).astype(np.float32)
+    narrow_EP = wide_ED @ matrix_DP.numpy()
+
+    def cosines(vectors: np.ndarray) -> np.ndarray:
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return unit @ unit.T
+
+    np.testing.assert_allclose(cosines(narrow_EP), cosines(wide_ED), atol=0.2)
+    assert projection(96) is None
 
 
 def test_batch_size_changes_nothing(checkpoint_path: Path, result: ExpertProfile) -> None:

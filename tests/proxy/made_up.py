@@ -51,11 +51,16 @@ def made_up(
         "saliency_LE": load_LE * rng.uniform(1, 2, load_LE.shape),
         "cooccur_LEE": pairs_LEE + pairs_LEE.transpose(0, 2, 1),
         "context_LED": rng.normal(size=(n_layers, n_experts, width)).astype(np.float32),
+        "output_LED": rng.normal(size=(n_layers, n_experts, width)).astype(np.float32),
         "output_norm_LE": rng.uniform(1, 2, load_LE.shape).astype(np.float32),
         "peak_LE": rng.uniform(1, 2, load_LE.shape).astype(np.float32),
         "router_LED": rng.normal(size=(n_layers, n_experts, width)).astype(np.float32),
         "choices_TLK": np.zeros((0, n_layers, 2), np.int16),
         "weights_TLK": np.zeros((0, n_layers, 2), np.float16),
+        "tokens_T": np.zeros(0, np.int32),
+        "fold_cooccur_FLEE": np.zeros((0, n_layers, n_experts, n_experts), np.int32),
+        "fold_gate_FLE": np.zeros((0, n_layers, n_experts)),
+        "fold_context_FLEP": np.zeros((0, n_layers, n_experts, width), np.float32),
     }
     return ExpertProfile(**(fields | changes))
 
@@ -75,5 +80,6 @@ def planted(n_clusters: int, size: int, *, noise: float = 0.05, n_layers: int = 
     habit_LED = np.abs(vectors(n_experts))
     cooccur_LEE = np.rint(100 * habit_LED @ habit_LED.transpose(0, 2, 1)).astype(np.int64)
     profile = made_up(n_layers=n_layers, n_experts=n_experts, seed=seed)
-    changes = {"router_LED": vectors(24), "context_LED": vectors(24), "cooccur_LEE": cooccur_LEE}
+    changes = {"router_LED": vectors(24), "context_LED": vectors(24), "output_LED": vectors(24)}
+    changes |= {"cooccur_LEE": cooccur_LEE}
     return dataclasses.replace(profile, **changes), truth_LE

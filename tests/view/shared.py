@@ -10,6 +10,7 @@ import pandas as pd
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.traces import Trace
+from tests.proxy.made_up import made_up
 from tests.triage.synthetic import FAULTS, run, runs, scaled
 
 N_LAYERS, N_EXPERTS, N_KEEP = 2, 8, 4
@@ -17,30 +18,20 @@ N_LAYERS, N_EXPERTS, N_KEEP = 2, 8, 4
 
 def profile() -> ExpertProfile:
     """Return a profile in which expert 0 is busiest and expert 7 unused."""
-    rng = np.random.default_rng(0)
     load_LE = np.tile(np.arange(N_EXPERTS)[::-1] * 10, (N_LAYERS, 1)).astype(np.int64)
-    shape_LED = (N_LAYERS, N_EXPERTS, 6)
-    cooccur_LEE = rng.integers(0, 9, (N_LAYERS, N_EXPERTS, N_EXPERTS))
     none = np.zeros((N_LAYERS, N_EXPERTS), np.float32)
-    return ExpertProfile(
+    return made_up(
+        n_layers=N_LAYERS,
+        n_experts=N_EXPERTS,
+        width=6,
         checkpoint_fingerprint="ab12",
-        model_type="qwen3_moe",
         moe_layers=(0, 1),
         n_tokens=140,
-        top_k=2,
-        n_group=None,
-        topk_group=None,
-        min_group=1,
         load_LE=load_LE,
         gate_LE=load_LE.astype(float),
         saliency_LE=load_LE.astype(float),
-        cooccur_LEE=cooccur_LEE + cooccur_LEE.transpose(0, 2, 1),
-        context_LED=rng.normal(size=shape_LED).astype(np.float32),
         output_norm_LE=none,
         peak_LE=none,
-        router_LED=rng.normal(size=shape_LED).astype(np.float32),
-        choices_TLK=np.zeros((0, N_LAYERS, 2), np.int16),
-        weights_TLK=np.zeros((0, N_LAYERS, 2), np.float16),
     )
 
 
