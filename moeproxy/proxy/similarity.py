@@ -1,4 +1,4 @@
-"""How alike two experts are: router, co-activation and routed-context views, and their weighted sum."""
+"""How alike two experts are: router, co-activation, routed-context and output views, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Views:
     Attributes:
         router_LEE, coactivation_LEE, context_LEE: float32, symmetric, zero diagonal.
         normalisation, centred, own_load: see `distances`.
+        output_LEE: the optional fourth view, None if it was left out.
     """
 
     router_LEE: Float[np.ndarray, "L E E"]
@@ -31,28 +32,43 @@ class Views:
     normalisation: Normalisation = "minmax"
     centred: bool = True
     own_load: bool = True
+    output_LEE: Float[np.ndarray, "L E E"] | None = None
 
     def fuse(self, weights: Sequence[float | int] = WEIGHTS) -> Float[np.ndarray, "L E E"]:
-        """Weighted sum of (router, co-activation, context); the weights are scaled to sum to one.
+        """Weighted sum of (router, co-activation, context[, output]); the weights are scaled to sum to one.
 
         Raises:
-            ProxyError: not three finite weights, a negative one, or all zero.
+            ProxyError: not three or four finite weights, a negative one, all zero, or a weight for the output view
+                where it was left out.
         """
         w = check_weights(weights)
-        return w[0] * self.router_LEE + w[1] * self.coactivation_LEE + w[2] * self.context_LEE
+        fused_LEE = w[0] * self.router_LEE + w[1] * self.coactivation_LEE + w[2] * self.context_LEE
+        if len(w) == 3:
+            return fused_LEE
+        if self.output_LEE is None:
+            raise ProxyError(
+                f"the output view has weight {w[3]:.3g}, but these distances were made without it",
+                expected="distances of all four views",
+                remedy="make them with distances(profile, output=True)",
+            )
+        return fused_LEE + w[3] * self.output_LEE
 
 
-def check_weights(weights: Sequence[float | int]) -> tuple[float, float, float]:
-    """Return view weights scaled to sum to one; raise ProxyError for impossible ones."""
+def check_weights(weights: Sequence[float | int]) -> tuple[float, ...]:
+    """Return view weights scaled to sum to one, three of them if the fourth is zero.
+
+    Raises:
+        ProxyError: not three or four finite weights, a negative one, or all zero.
+    """
     w = np.asarray(weights, dtype=np.float64)
-    if w.shape != (3,) or not np.isfinite(w).all() or (w < 0).any() or w.sum() == 0:
+    if w.shape not in {(3,), (4,)} or not np.isfinite(w).all() or (w < 0).any() or w.sum() == 0:
         raise ProxyError(
             f"the view weights are {tuple(weights)}",
-            expected="three weights (router, co-activation, context), none negative, not all zero",
+            expected="three weights (router, co-activation, context) or four (and output), none negative, not all zero",
             remedy="use (1, 1, 1) for equal weights",
         )
-    a, b, c = (w / w.sum()).tolist()
-    return a, b, c
+    scaled = tuple((w / w.sum()).tolist())
+    return scaled[:3] if len(scaled) == 4 and scaled[3] == 0 else scaled
 
 
 def distances(
@@ -62,43 +78,49 @@ def distances(
     normalisation: Normalisation = "minmax",
     centred: bool = True,
     own_load: bool = True,
+    output: bool = True,
 ) -> Views:
-    """Return cosine distances between experts in three views, normalised per layer.
+    """Return cosine distances between experts in four views, normalised per layer.
 
-    The views are those of arXiv 2608.10823 (rows of the router; co-activation counts; mean hidden state
-    routed to the expert); cosine and min-max are our choice where the paper is silent. A never-used expert
-    has no co-activation and no context: its distance to every other expert is the largest of that view.
+    Three views are those of arXiv 2608.10823 (rows of the router; co-activation counts; mean hidden state
+    routed to the expert); cosine and min-max are our choice where the paper is silent. The fourth, an option, is
+    the expert's mean output before gating. A never-used expert has no co-activation, context or output: its
+    distance to every other expert is the largest of that view.
 
     Args:
         profile: calibration statistics.
         layer: a decoder layer number for that layer alone (L = 1), None for all.
         normalisation: "minmax" maps each layer's off-diagonal distances to 0..1, "rank" to their ranks,
             "none" keeps cosine distances (0..2).
-        centred: subtract the layer's load-weighted mean context first (hidden states share a large common
-            part).
+        centred: subtract the layer's load-weighted mean context, and mean output, first (hidden states share a
+            large common part).
         own_load: keep each expert's own load on the diagonal of the co-activation counts.
+        output: make the fourth view too.
 
     Example:
         >>> distances(result, layer=0).fuse((1, 1, 1)).shape
         (1, 32, 32)
     """
     rows = slice(None) if layer is None else [layer_index(profile, layer)]
-    load_LE = profile.load_LE[rows]
-    used_LE = load_LE > 0
-    context_LED = profile.context_LED[rows]
-    if centred:
-        share_LE = load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1)
-        context_LED = context_LED - np.einsum("le,led->ld", share_LE, context_LED)[:, None]
+    used_LE = profile.load_LE[rows] > 0
     cooccur_LEE = profile.cooccur_LEE[rows].astype(np.float32)
     if not own_load:
         cooccur_LEE = cooccur_LEE * (1 - np.eye(profile.n_experts, dtype=np.float32))
-    cosines = (
-        _cosine(profile.router_LED[rows], np.ones_like(used_LE)),
-        _cosine(cooccur_LEE, used_LE),
-        _cosine(context_LED, used_LE),
-    )
-    router, coactivation, context = (_normalise(cosine, normalisation) for cosine in cosines)
-    return Views(router, coactivation, context, normalisation, centred, own_load)
+    sources = [(profile.router_LED, np.ones_like(used_LE)), (None, used_LE), (profile.context_LED, used_LE)]
+    sources += [(profile.output_LED, used_LE)] if output else []
+    views = []
+    for number, (vectors_LED, known_LE) in enumerate(sources):
+        vectors = cooccur_LEE if vectors_LED is None else vectors_LED[rows]
+        if centred and number >= 2:
+            vectors = _centred(vectors, profile.load_LE[rows])
+        views.append(_normalise(_cosine(vectors, known_LE), normalisation))
+    return Views(views[0], views[1], views[2], normalisation, centred, own_load, views[3] if output else None)
+
+
+def _centred(vectors_LED: np.ndarray, load_LE: np.ndarray) -> np.ndarray:
+    """Vectors less their load-weighted mean over the experts of a layer."""
+    share_LE = load_LE / np.maximum(load_LE.sum(axis=1, keepdims=True), 1)
+    return vectors_LED - np.einsum("le,led->ld", share_LE, vectors_LED)[:, None]
 
 
 def layer_index(profile: ExpertProfile, layer: int) -> int:

@@ -122,6 +122,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": _GROUPS,
     "glm4_moe_lite": _GROUPS | _ALL_HEADS | _SPARSE_AFTER,
     "glm_moe_dsa": _GROUPS | _ALL_HEADS | _SPARSE_AFTER | {"first_k_dense_replace": None},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * (LAYERS // 2)},
     "hy_v4": _GROUPS,
     "inkling2_loop_text": _INKLING2,
     "inkling2_text": _INKLING2,
@@ -190,7 +191,6 @@ def _dbrx() -> Any:
         pad_token_id=0,
         attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
         ffn_config={
-            "hidden_size": WIDTH,
             "ffn_hidden_size": 20,
             "moe_num_experts": EXPERTS,
             "moe_top_k": TOP_K,
