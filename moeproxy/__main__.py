@@ -60,21 +60,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="moeproxy", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="the main job on the shipped testbed model, with a report")
-    run.add_argument("--out", type=Path, default=Path("out"), help="directory for proxy and report (default: out)")
+    run.add_argument("--out", type=_path, default=Path("out"), help="directory for proxy and report (default: out)")
     run.add_argument("--workers", type=_positive, default=None, help="training processes at a time (default: cores)")
     inspect = commands.add_parser("inspect", help="what a checkpoint is and what its proxies would weigh")
-    inspect.add_argument("checkpoint", type=Path)
+    inspect.add_argument("checkpoint", type=_path)
+    inspect.add_argument("--json", action="store_true", help="for programs: facts, possible counts, costs")
     inspect.add_argument("--expert-parallel", type=int, default=1, help="ranks the experts are spread over")
     profile = commands.add_parser("profile", help="run calibration texts through a model, save its routing")
-    profile.add_argument("checkpoint", type=Path)
-    profile.add_argument("texts", type=Path, help="one text a line, or a .jsonl file")
-    profile.add_argument("--out", type=Path, required=True, help="profile to write (.npz)")
+    profile.add_argument("checkpoint", type=_path)
+    profile.add_argument("texts", type=_path, help="one text a line, or a .jsonl file")
+    profile.add_argument("--out", type=_path, required=True, help="profile to write (.npz)")
     profile.add_argument("--field", default="text", help="key of the text in a .jsonl file (default: text)")
     profile.add_argument("--batch-size", type=int, default=32)
     profile.add_argument("--device", default="cpu")
     profile.add_argument("--dtype", default="auto", help="dtype of the weights during the pass (default: as stored)")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
     return parser
+
+
+def _path(text: str) -> Path:
+    # The shell leaves `~` alone after an equals sign and inside quotes.
+    return Path(text).expanduser()
 
 
 def _positive(text: str) -> int:
@@ -84,10 +90,10 @@ def _positive(text: str) -> int:
 
 
 def _add_prune(prune: argparse.ArgumentParser) -> None:
-    prune.add_argument("checkpoint", type=Path)
-    prune.add_argument("--profile", type=Path, required=True, help="what `profile` wrote")
+    prune.add_argument("checkpoint", type=_path)
+    prune.add_argument("--profile", type=_path, required=True, help="what `profile` wrote")
     prune.add_argument("--keep", type=int, required=True, help="experts to keep in every layer")
-    prune.add_argument("--out", type=Path, required=True, help="new directory of the proxy")
+    prune.add_argument("--out", type=_path, required=True, help="new directory of the proxy")
     prune.add_argument("--method", default="cluster", help="cluster, frequency, gate, reap, first, random")
     prune.add_argument("--weights", type=float, nargs=3, default=(1, 1, 1), metavar=("ROUTER", "COACT", "CONTEXT"))
     prune.add_argument("--seed", type=int, default=0, help="of the random choice")

@@ -5,27 +5,77 @@ from __future__ import annotations
 import itertools
 import json
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
-from moeproxy.proxy.cost import cost_table
+from moeproxy.proxy.cost import Cost, cost
 from moeproxy.proxy.plan import allowed_counts
 
 
 def inspect(options: Namespace) -> str:
     """Say what a checkpoint is and what each possible proxy would weigh, from its headers alone."""
-    checkpoint = Checkpoint.open(options.checkpoint.expanduser())
+    checkpoint = Checkpoint.open(options.checkpoint)
     counts = allowed_counts(checkpoint, expert_parallel=options.expert_parallel)
-    smaller = [count for count in counts if count < checkpoint.n_experts]
-    lines = [repr(checkpoint), f"possible counts: {_ranges(counts)}"]
-    if smaller:
-        table = cost_table(checkpoint, _spread(smaller, 8)[::-1])
-        shown = table.loc[:, ["model", "params", "params_active"]]
-        shown["GB"] = (table["nbytes"] / 1e9).round(3)
-        shown["% of params"] = (100 * table["share"]).round(1)
-        lines.append(shown.to_string(index=False))
+    costs = [cost(checkpoint), *(cost(checkpoint, count) for count in _shown(counts, checkpoint.n_experts))]
+    if options.json:
+        return json.dumps(_facts(checkpoint, counts) | {"costs": [asdict(item) for item in costs]}, indent=2)
+    dense = checkpoint.n_layers - len(checkpoint.moe_layers)
+    lines = [
+        repr(checkpoint),
+        f"router: {checkpoint.family.router_kind}",
+        f"layers: {len(checkpoint.moe_layers)} with experts, {dense} without, "
+        f"{len(checkpoint.extra_layers)} multi-token-prediction layers with experts",
+        f"weights: {_gb(checkpoint.nbytes, checkpoint.nbytes)} GB in {len(checkpoint.shards)} files",
+        f"counts a proxy can have: {_ranges(counts)}",
+        "",
+        *_cost_lines(costs),
+    ]
     return "\n".join(lines)
+
+
+def _facts(checkpoint: Checkpoint, counts: list[int]) -> dict[str, object]:
+    return {
+        "model": checkpoint.name,
+        "model_type": checkpoint.family.model_type,
+        "n_layers": checkpoint.n_layers,
+        "moe_layers": checkpoint.moe_layers,
+        "mtp_layers": checkpoint.extra_layers,
+        "n_experts": checkpoint.n_experts,
+        "top_k": checkpoint.top_k,
+        "n_group": checkpoint.n_group,
+        "topk_group": checkpoint.topk_group,
+        "router": checkpoint.family.router_kind,
+        "counts": counts,
+        "fingerprint": checkpoint.fingerprint,
+    }
+
+
+def _shown(counts: list[int], n_experts: int) -> list[int]:
+    """The possible counts nearest to 7/8, 3/4, 5/8, 1/2, 3/8, 1/4, 1/8 and 1/16 of the experts, descending."""
+    smaller = [count for count in counts if count < n_experts]
+    wished = [n_experts * share / 16 for share in (14, 12, 10, 8, 6, 4, 2, 1)]
+    near = {min(smaller, key=lambda count, wish=wish: abs(count - wish)) for wish in wished if smaller}
+    return sorted(near, reverse=True)
+
+
+def _cost_lines(costs: list[Cost]) -> list[str]:
+    """A table: what stays and what is cut, beginning with the original."""
+    full = costs[0]
+    lines = [f"{'':<10}{'experts cut':>12}{'parameters':>18}{'active':>18}{'GB':>10}{'cut':>8}"]
+    for item in costs:
+        name = "original" if item is full else f"proxy-{item.n_experts}"
+        cut = f"{100 * (1 - item.params / full.params):.1f} %"
+        lines.append(
+            f"{name:<10}{full.n_experts - item.n_experts:>12}{item.params:>18,}{item.params_active:>18,}"
+            f"{_gb(item.nbytes, full.nbytes):>10}{cut:>8}"
+        )
+    return lines
+
+
+def _gb(nbytes: int, largest: int) -> str:
+    return f"{nbytes / 1e9:,.{3 if largest < 1e10 else 1}f}"
 
 
 def profile(options: Namespace) -> str:
@@ -34,14 +84,14 @@ def profile(options: Namespace) -> str:
 
     from moeproxy.experts.profile import profile as run_profile
 
-    texts = read_texts(options.texts.expanduser(), options.field)
+    texts = read_texts(options.texts, options.field)
     with tqdm(total=len(texts), desc="profile", unit="text") as bar:
 
         def show(done: int, _total: int) -> None:
             bar.update(done - bar.n)
 
         result = run_profile(
-            options.checkpoint.expanduser(),
+            options.checkpoint,
             texts,
             batch_size=options.batch_size,
             device=options.device,
@@ -59,8 +109,8 @@ def prune(options: Namespace) -> str:
     from moeproxy.proxy.build import build, check
     from moeproxy.proxy.cluster import select
 
-    checkpoint = Checkpoint.open(options.checkpoint.expanduser())
-    statistics = ExpertProfile.load(options.profile.expanduser())
+    checkpoint = Checkpoint.open(options.checkpoint)
+    statistics = ExpertProfile.load(options.profile)
     plan = select(statistics, options.keep, method=options.method, weights=tuple(options.weights), seed=options.seed)
     with tqdm(total=1, desc="write", unit="B", unit_scale=True) as bar:
 
@@ -68,7 +118,7 @@ def prune(options: Namespace) -> str:
             bar.total = total
             bar.update(done - bar.n)
 
-        proxy = build(checkpoint, plan, options.out.expanduser(), mtp=options.mtp, progress=show)
+        proxy = build(checkpoint, plan, options.out, mtp=options.mtp, progress=show)
     return repr(proxy if options.no_check else check(proxy))
 
 
@@ -99,13 +149,6 @@ def _field(line: str, number: int, path: Path, field: str) -> str:
             f"line {number} has no {field!r}", where=path, expected="a JSON object", remedy="name the key with --field"
         ) from error
     return str(value)
-
-
-def _spread(values: list[int], n: int) -> list[int]:
-    """Return at most `n` of `values`, evenly spread, the first and the last among them."""
-    if len(values) <= n:
-        return values
-    return [values[round(i * (len(values) - 1) / (n - 1))] for i in range(n)]
 
 
 def _ranges(values: list[int]) -> str:

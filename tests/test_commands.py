@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from moeproxy.__main__ import main
-from moeproxy.commands import _ranges, _spread, read_texts
+from moeproxy.commands import _ranges, _shown, read_texts
 from moeproxy.errors import MoeproxyError
+from moeproxy.experts.checkpoint import Checkpoint
 from tests import tiny
 
 
@@ -23,7 +25,7 @@ def test_inspect_profile_prune(model: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["inspect", str(model)]) == 0
     said = capsys.readouterr().out
     assert "qwen3_moe" in said
-    assert "possible counts: 2-8" in said
+    assert "counts a proxy can have: 2-8" in said
     assert "proxy-4" in said
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(tiny.TEXTS))
@@ -53,10 +55,10 @@ def test_an_unknown_method_is_named(model: Path, tmp_path: Path, capsys: pytest.
     assert not out.exists()
 
 
-def test_inspect_needs_neither_torch_nor_transformers(model: Path) -> None:
+def test_inspect_waits_for_no_slow_library(model: Path) -> None:
     code = (
         "import sys; from moeproxy.__main__ import main; main(['inspect', sys.argv[1]]); "
-        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+        "sys.exit(bool({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(model)], check=False, capture_output=True).returncode == 0
 
@@ -83,6 +85,21 @@ def test_counts_in_words(values: list[int], text: str) -> None:
     assert _ranges(values) == text
 
 
-def test_spread_keeps_the_ends() -> None:
-    assert _spread(list(range(2, 128)), 4) == [2, 44, 85, 127]
-    assert _spread([3, 5], 8) == [3, 5]
+def test_inspect_shows_round_shares_that_are_possible() -> None:
+    assert _shown(list(range(8, 129)), 128) == [112, 96, 80, 64, 48, 32, 16, 8]
+    assert _shown([8, 16, 24, 32], 32) == [24, 16, 8]
+    assert _shown([32], 32) == []
+
+
+def test_inspect_for_programs(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(model), "--json", "--expert-parallel", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"] == [2, 4, 6, 8]
+    assert found["moe_layers"] == [0, 1, 2]
+    assert [item["n_experts"] for item in found["costs"]] == [8, 6, 4, 2]
+    assert found["costs"][0]["nbytes"] == sum(info.nbytes for info in Checkpoint.open(model).tensors.values())
+
+
+def test_a_home_directory_is_found_behind_a_tilde(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert main(["inspect", f"~/{model.name}"]) == 0

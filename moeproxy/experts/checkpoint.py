@@ -12,7 +12,8 @@ from typing import Any
 
 from moeproxy.errors import CheckpointError
 from moeproxy.experts.config import Counts, parse_config, read_config
-from moeproxy.experts.families import FAMILIES, Family, Sliced, family_of, tail_of
+from moeproxy.experts.families import FAMILIES, Family, Sliced, family_of, lookup, tail_of
+from moeproxy.experts.locate import model_directory, model_name
 from moeproxy.experts.places import Place, is_mtp_name, layer_of, place_of
 from moeproxy.experts.shards import Shard, TensorInfo, check_index, read_shard, shard_paths
 
@@ -60,11 +61,14 @@ class Checkpoint:
     def open(cls, path: str | Path) -> Checkpoint:
         """Read a checkpoint directory's config and safetensors headers and check that they agree.
 
+        Args:
+            path: a model directory, or the folder that a hub cache keeps for a model; `~` is the home directory.
+
         Raises:
-            CheckpointError: no checkpoint, a dense or unknown model, a truncated shard, or an expert count
-                that disagrees with the weights; the message names the file and the remedy.
+            CheckpointError: no checkpoint, pickled weights, a dense or unknown model, a truncated shard, or a number
+                of experts or layers that disagrees with the weights; the message names the file and the remedy.
         """
-        directory = Path(path)
+        directory = model_directory(path)
         raw = read_config(directory)
         config = parse_config(raw, directory / "config.json")
         family = _family(config, directory)
@@ -86,7 +90,13 @@ class Checkpoint:
             **vars(counts),
         )
         _check_weights(checkpoint)
+        _check_extra(checkpoint)
         return checkpoint
+
+    @property
+    def name(self) -> str:
+        """What to call the model: its folder's name, or org/name for a snapshot of a hub cache."""
+        return model_name(self.path)
 
     @property
     def n_params(self) -> int:
@@ -124,12 +134,12 @@ class Checkpoint:
     def __repr__(self) -> str:
         groups = f", {self.n_group} groups" if self.n_group and self.n_group > 1 else ""
         layers = f"{len(self.moe_layers)} of {self.n_layers} layers with {self.n_experts} experts"
-        model = f"{self.path.name}: {self.family.model_type}"
+        model = f"{self.name}: {self.family.model_type}"
         return f"Checkpoint({model}, {layers}, top-{self.top_k}{groups}, {self.n_params:,} parameters)"
 
     def _repr_html_(self) -> str:
         rows = {
-            "directory": self.path.name,
+            "model": self.name,
             "model type": self.family.model_type,
             "router": self.family.router_kind,
             "layers with experts": f"{len(self.moe_layers)} of {self.n_layers}",
@@ -243,6 +253,20 @@ def _check_rows(checkpoint: Checkpoint, name: str, place: Place) -> None:
     wrong = rows % checkpoint.n_experts if place.kind == "stacked" else rows != checkpoint.n_experts
     if wrong or rows <= 0:
         raise _disagrees(checkpoint, f"'{name}' {list(info.shape)} in {info.file} has {rows} expert rows")
+
+
+def _check_extra(checkpoint: Checkpoint) -> None:
+    """Layers numbered on from the decoder's are prediction heads only if the config says that there are some."""
+    numbered = {p.layer for p in checkpoint.places.values() if not p.mtp and p.layer >= checkpoint.n_layers}
+    stated = max((lookup(checkpoint.config, key) or 0 for key in checkpoint.family.mtp_keys), default=0)
+    if len(numbered) > stated:
+        raise CheckpointError(
+            f"the weights have experts in layer {max(numbered)}, but the config says {checkpoint.n_layers} layers and "
+            f"{stated or 'no'} multi-token-prediction layers",
+            expected="as many layers in config and weights",
+            remedy=f"correct {checkpoint.family.layer_keys[0]} or {checkpoint.family.mtp_keys[0]} in config.json",
+            where=checkpoint.path / "config.json",
+        )
 
 
 def _unlisted(checkpoint: Checkpoint, name: str) -> CheckpointError:

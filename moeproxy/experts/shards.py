@@ -13,6 +13,7 @@ from moeproxy.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER = 1 << 30
+_PICKLE = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 # Bits an element takes, by safetensors dtype name.
 DTYPE_BITS = {
@@ -109,12 +110,20 @@ def shard_paths(directory: Path) -> tuple[Path, ...]:
     """Return the weight files of a checkpoint directory, by its index if it has one.
 
     Raises:
-        CheckpointError: no safetensors weights, an unreadable index, or an index that names missing files.
+        CheckpointError: no safetensors weights (pickled ones are refused), an unreadable index, or an index that
+            names missing files.
     """
     index = directory / INDEX_NAME
     if index.is_file():
         return tuple(directory / name for name in _indexed_files(index))
     found = tuple(sorted(directory.glob("*.safetensors")))
+    if not found and (pickled := sorted(item.name for item in directory.iterdir() if item.suffix in _PICKLE)):
+        raise CheckpointError(
+            f"the weights are pickle files ({pickled[0]}), which are not read: loading one can run any code in it",
+            expected="safetensors files, which hold nothing but numbers",
+            remedy="if you trust the source, load the model with transformers and save it again with save_pretrained",
+            where=directory,
+        )
     if not found:
         raise CheckpointError(
             "the directory has no safetensors weights",
@@ -157,7 +166,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> file name; file names that leave the directory are refused."""
     try:
         stored = json.loads(index.read_text("utf-8"))["weight_map"]
-        if all(Path(file).name == file for file in stored.values()):
+        if all(Path(file).name == file for file in set(stored.values())):
             return dict(stored)
     except (ValueError, KeyError, AttributeError, TypeError):
         pass
