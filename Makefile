@@ -3,6 +3,8 @@ PY ?= python3
 VENV ?= .venv
 # An extra package index for torch, for instance one that offers CPU builds; empty: the configured one.
 TORCH_INDEX ?=
+# Processes that share the tests; each test uses one thread.
+TEST_PROCESSES ?= 2
 
 BIN := $(VENV)/bin
 # Experts are small matrices: one thread each is fastest, and oversubscription costs a factor of 100.
@@ -18,7 +20,7 @@ run: $(VENV)/.ok
 	$(BIN)/python -m moeproxy run --out out
 
 test: $(VENV)/.ok-dev chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 lab: $(VENV)/.ok
 	$(BIN)/python -m jupyterlab notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -24,6 +24,8 @@ import jaxtyping
 import numpy as np
 import pytest
 
+JUPYTER = ("tests/browser/", "tests/notebooks/")
+
 _connect = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
 
@@ -32,6 +34,16 @@ def _connect_here_only(self: socket.socket, address: Any) -> None:
     if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(_LOOPBACK):
         raise RuntimeError(f"a test tried to reach {address[0]}: tests must run without a network")
     _connect(self, address)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say which tests one process must run: a file's, which share fixtures, and all that start a Jupyter kernel.
+
+    Kernels that start at the same time race for ports ("Kernel died before replying").
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("jupyter" if file.startswith(JUPYTER) else file))
 
 
 @pytest.fixture(autouse=True, scope="session")
