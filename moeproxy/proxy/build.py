@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint, html_table
@@ -15,14 +14,13 @@ from moeproxy.experts.families import lookup
 from moeproxy.experts.shards import INDEX_NAME
 from moeproxy.files import atomic_dir
 from moeproxy.proxy.check import CheckReport, check_paths, prune_in_memory
-from moeproxy.proxy.plan import KeepPlan, check_count
+from moeproxy.proxy.plan import KeepPlan, Mtp, check_count
 from moeproxy.proxy.rewrite import planned_copies, write_shard
 from moeproxy.proxy.side_files import copy_side_files, edited_config, write_index
 
 __all__ = ["KEEP_MAP", "CheckReport", "Proxy", "build", "check", "prune_in_memory"]
 
 KEEP_MAP = "keep_map.json"
-Mtp = Literal["drop", "prune"]
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import kmedoids
 import numpy as np
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
+from moeproxy.proxy.grouping import represent
 from moeproxy.proxy.plan import KeepPlan, allowed_counts, check_count
+from moeproxy.proxy.protect import Forced, Wish, expert_groups, forced_experts
 from moeproxy.proxy.similarity import WEIGHTS, Normalisation, Views, check_weights, distances
 
 __all__ = ["METHODS", "KeepPlan", "allowed_counts", "check_count", "select"]
@@ -28,16 +29,20 @@ METHODS: dict[str, str] = {
     "reap": "the largest mean of gate weight times output norm (REAP)",
 }
 
+# Methods that group experts; the others only rank them.
+GROUPING = frozenset({"cluster"})
+
 
 @dataclass(frozen=True)
 class _Settings:
     """Everything besides the statistics that decides a choice."""
 
     method: Method
-    weights: tuple[float, float, float]
+    weights: tuple[float, ...]
     seed: int
     representative: Representative
     exclude_unused: bool
+    forced: Forced
 
 
 def select(
@@ -53,6 +58,9 @@ def select(
     own_load: bool = True,
     exclude_unused: bool = True,
     views: Views | None = None,
+    protect_super: bool = True,
+    keep_always: Wish | None = None,
+    drop_always: Wish | None = None,
 ) -> KeepPlan:
     """Choose `n_keep` experts in every MoE layer.
 
@@ -64,7 +72,7 @@ def select(
         profile: calibration statistics.
         n_keep: experts to keep per layer, one of `allowed_counts(profile)`.
         method: a key of `METHODS`.
-        weights: of the router, co-activation and context views.
+        weights: of the router, co-activation and context views, or of these and the output view.
         seed: of the random baseline; the other methods draw nothing.
         representative: "most_used" or "most_gate" member of a cluster, or its "medoid".
         normalisation, centred, own_load: see `similarity.distances`.
@@ -72,9 +80,12 @@ def select(
             labelled with the nearest cluster. Otherwise such outliers take medoids from experts that do work.
         views: all layers' distances of this profile if at hand (a slider calls often); they bring their own
             normalisation, centred and own_load.
+        protect_super: keep the profile's super experts (`protect.super_experts`) under every method.
+        keep_always, drop_always: decoder layer -> experts that are kept, or dropped, in any case. A cluster with an
+            expert that is kept in any case is represented by it; see `grouping.represent`.
 
     Raises:
-        ProxyError: an impossible count (the possible ones are listed), method or weights.
+        ProxyError: an impossible count (the possible ones are listed), method, weights or wish.
 
     Example:
         >>> plan = select(result, 16)
@@ -84,10 +95,13 @@ def select(
     check_count(profile, n_keep)
     _check_choice("method", method, METHODS)
     _check_choice("representative", representative, ("most_used", "most_gate", "medoid"))
-    settings = _Settings(method, check_weights(weights), seed, representative, exclude_unused)
-    if method != "cluster":
+    forced = forced_experts(profile, n_keep, keep_always, drop_always, protect_super)
+    settings = _Settings(method, check_weights(weights), seed, representative, exclude_unused, forced)
+    if method not in GROUPING:
         return _plan(profile, n_keep, _ranked(profile, n_keep, settings), settings, {})
-    views = views or distances(profile, normalisation=normalisation, centred=centred, own_load=own_load)
+    if views is None:
+        needed = len(settings.weights) == 4
+        views = distances(profile, normalisation=normalisation, centred=centred, own_load=own_load, output=needed)
     details = {
         "representative": representative,
         "exclude_unused": exclude_unused,
@@ -118,22 +132,18 @@ def _plan(
         n_keep=n_keep,
         keep=keep,
         label_LE=label_LE,
-        weights=settings.weights if settings.method == "cluster" else None,
+        weights=settings.weights if settings.method in GROUPING else None,
         seed=settings.seed,
         checkpoint_fingerprint=profile.checkpoint_fingerprint,
-        provenance=provenance(profile=dict(profile.provenance), **details),
+        provenance=provenance(profile=dict(profile.provenance), **details, **settings.forced.named),
     )
-
-
-def _groups(profile: ExpertProfile) -> list[np.ndarray]:
-    """Expert ids of each group, one group of all experts without group-limited routing."""
-    return np.array_split(np.arange(profile.n_experts), profile.n_group or 1)
 
 
 def _ranked(profile: ExpertProfile, n_keep: int, settings: _Settings) -> np.ndarray:
     """Baselines: the best-scored experts of each group represent themselves, the others nobody."""
-    score_LE = _scores(profile, settings)
-    groups = _groups(profile)
+    score_LE = np.where(settings.forced.must_LE, np.inf, _scores(profile, settings))
+    score_LE[settings.forced.never_LE] = -np.inf
+    groups = expert_groups(profile)
     owner_LE = np.full(score_LE.shape, -1, dtype=np.int64)
     for row in range(len(score_LE)):
         for ids in groups:
@@ -156,48 +166,21 @@ def _scores(profile: ExpertProfile, settings: _Settings) -> np.ndarray:
 
 def _cluster(profile: ExpertProfile, n_keep: int, views: Views, settings: _Settings) -> np.ndarray:
     """Old id of the representative of every expert."""
-    groups = _groups(profile)
-    rank_LE = profile.gate_LE if settings.representative == "most_gate" else profile.load_LE
+    groups, forced = expert_groups(profile), settings.forced
+    ranks = {"most_used": profile.load_LE, "most_gate": profile.gate_LE, "medoid": None}
+    rank_LE = ranks[settings.representative]
     owner_LE = np.empty(profile.load_LE.shape, dtype=np.int64)
     for row, fused_EE in enumerate(views.fuse(settings.weights)):
         for ids in groups:
-            load_E, rank_E, fused = profile.load_LE[row, ids], rank_LE[row, ids], fused_EE[np.ix_(ids, ids)]
-            owner_LE[row, ids] = ids[_cluster_group(fused, load_E, rank_E, n_keep // len(groups), settings)]
+            owner_LE[row, ids] = ids[
+                represent(
+                    fused_EE[np.ix_(ids, ids)],
+                    profile.load_LE[row, ids],
+                    None if rank_LE is None else rank_LE[row, ids],
+                    n_keep // len(groups),
+                    forced.must_LE[row, ids],
+                    forced.never_LE[row, ids],
+                    exclude_unused=settings.exclude_unused,
+                )
+            ]
     return owner_LE
-
-
-def _cluster_group(
-    distance_EE: np.ndarray, load_E: np.ndarray, rank_E: np.ndarray, n_keep: int, settings: _Settings
-) -> np.ndarray:
-    """Position of the representative of every member of one group."""
-    by_use = np.argsort(-load_E, kind="stable")
-    n_used = int((load_E > 0).sum())
-    # Founders: the experts that may be medoids or representatives; most used first.
-    founders = by_use[: max(n_used, n_keep)] if settings.exclude_unused else by_use
-    medoids = founders[_medoids(distance_EE[np.ix_(founders, founders)], n_keep)]
-    cluster_E = distance_EE[:, medoids].argmin(axis=1)
-    # Twins at distance zero would all fall to the first medoid: a medoid always belongs to its own cluster.
-    cluster_E[medoids] = np.arange(n_keep)
-    if settings.representative == "medoid":
-        return medoids[cluster_E]
-    may_E = np.isin(np.arange(len(load_E)), founders)
-    rank_E = np.where(may_E, rank_E.astype(np.float64), -1.0)
-    best = np.array([_best(np.flatnonzero(cluster_E == c), rank_E, int(medoids[c])) for c in range(n_keep)])
-    return best[cluster_E]
-
-
-def _medoids(distance_EE: np.ndarray, n_keep: int) -> np.ndarray:
-    """Positions of the medoids, from the first `n_keep` (most used) experts as a start."""
-    start = np.arange(n_keep)
-    if n_keep == len(distance_EE):
-        return start
-    # Given first medoids, FasterPAM draws nothing at random.
-    matrix = np.ascontiguousarray(distance_EE, dtype=np.float32)
-    found = kmedoids.fasterpam(matrix, start.astype(np.uint64), max_iter=1000, n_cpu=1)
-    return np.asarray(found.medoids, dtype=np.int64)
-
-
-def _best(members: np.ndarray, rank_E: np.ndarray, medoid: int) -> int:
-    """The member with the highest rank; the medoid on a tie, else the lowest id."""
-    top = members[rank_E[members] == rank_E[members].max()]
-    return medoid if medoid in top else int(top[0])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -17,6 +17,7 @@ from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import atomic_file
 
 FORMAT = 1
+Mtp = Literal["drop", "prune"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class KeepPlan:
             keep[layer][i].
         label_LE: int64, for every old expert the new id of the expert that represents it, -1 where the method
             groups nothing; rows follow the ascending layers of `keep`.
-        weights: view weights (router, co-activation, context) if clustered.
+        weights: view weights (router, co-activation, context; output too where it has a weight) if clustered.
         seed: seed of the method.
         checkpoint_fingerprint: the checkpoint the ids belong to.
         provenance: versions, command, time, settings.
@@ -40,7 +41,7 @@ class KeepPlan:
     n_keep: int
     keep: Mapping[int, tuple[int, ...]]
     label_LE: Int[np.ndarray, "L E"] = field(compare=False)
-    weights: tuple[float, float, float] | None
+    weights: tuple[float, ...] | None
     seed: int
     checkpoint_fingerprint: str
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -109,7 +110,7 @@ def _from_json(stored: dict[str, Any]) -> KeepPlan:
         n_keep=stored["n_keep"],
         keep={int(layer): tuple(ids) for layer, ids in stored["keep"].items()},
         label_LE=np.asarray(stored["label"], dtype=np.int64),
-        weights=None if weights is None else (weights[0], weights[1], weights[2]),
+        weights=None if weights is None else tuple(weights),
         seed=stored["seed"],
         checkpoint_fingerprint=stored["checkpoint_fingerprint"],
         provenance=stored["provenance"],

@@ -21,7 +21,7 @@ from tests.proxy.conftest import Case, texts
 from tests.proxy.made_up import made_up, planted
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize("weights", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1, 1), (0, 0, 0, 1)])
 @pytest.mark.parametrize("seed", range(5))
 def test_finds_planted_clusters_and_their_most_used_members(weights: tuple[int, ...], seed: int) -> None:
     profile, truth_LE = planted(6, 5, seed=seed)

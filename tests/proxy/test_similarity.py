@@ -9,17 +9,17 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from moeproxy.errors import ProxyError
-from moeproxy.proxy.similarity import Views, distances
+from moeproxy.proxy.similarity import Views, check_weights, distances
 from tests.proxy.made_up import made_up
 
-VIEWS = ("router_LEE", "coactivation_LEE", "context_LEE")
+VIEWS = ("router_LEE", "coactivation_LEE", "context_LEE", "output_LEE")
 
 
 def test_views_equal_scipy_cosines_scaled_per_layer() -> None:
     profile = made_up()
     views = distances(profile, centred=False)
     off = ~np.eye(profile.n_experts, dtype=bool)
-    sources = (profile.router_LED, profile.cooccur_LEE, profile.context_LED)
+    sources = (profile.router_LED, profile.cooccur_LEE, profile.context_LED, profile.output_LED)
     for name, vectors in zip(VIEWS, sources, strict=True):
         for layer in range(2):
             twin = cdist(vectors[layer].astype(float), vectors[layer].astype(float), "cosine")
@@ -90,7 +90,38 @@ def test_fuse_is_the_weighted_mean_and_scale_free() -> None:
     np.testing.assert_allclose(views.fuse((0, 2, 0)), views.coactivation_LEE, atol=1e-6)
 
 
-@pytest.mark.parametrize("weights", [(0, 0, 0), (1, 1), (1, 1, -1), (1, float("nan"), 1), ()])
+def test_the_output_view_joins_only_with_a_weight() -> None:
+    views, without = distances(made_up()), distances(made_up(), output=False)
+    assert without.output_LEE is None
+    np.testing.assert_array_equal(without.fuse(), views.fuse())
+    np.testing.assert_array_equal(without.fuse((1, 2, 3, 0)), views.fuse((1, 2, 3)))
+    np.testing.assert_allclose(views.fuse((0, 0, 0, 2)), views.output_LEE, atol=1e-6)
+    quarter = sum(getattr(views, name) for name in VIEWS) / 4
+    np.testing.assert_allclose(views.fuse((1, 1, 1, 1)), quarter, atol=1e-6)
+    with pytest.raises(ProxyError, match=r"the output view has weight 0\.25.*distances\(profile, output=True\)"):
+        without.fuse((1, 1, 1, 1))
+
+
+def test_the_output_view_is_centred_like_the_context() -> None:
+    profile = made_up()
+    shifted = dataclasses.replace(
+        profile, context_LED=profile.context_LED + np.float32(9), output_LED=profile.output_LED + np.float32(9)
+    )
+    for name in ("context_LEE", "output_LEE"):
+        one, other = (getattr(distances(p), name) for p in (profile, shifted))
+        np.testing.assert_allclose(one, other, atol=1e-4)
+        raw, moved = (getattr(distances(p, centred=False), name) for p in (profile, shifted))
+        assert np.abs(raw - moved).max() > 0.1
+
+
+def test_weights_of_three_stay_three() -> None:
+    assert check_weights((1, 1, 2)) == check_weights((1, 1, 2, 0)) == (0.25, 0.25, 0.5)
+    assert check_weights((1, 1, 1, 1)) == (0.25, 0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    "weights", [(0, 0, 0), (0, 0, 0, 0), (1, 1, 1, -1), (1, 1, 1, 1, 1), (1, 1), (1, 1, -1), (1, float("nan"), 1), ()]
+)
 def test_impossible_weights_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ProxyError, match="three weights"):
         distances(made_up()).fuse(weights)
