@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 from PIL import Image
 from playwright.sync_api import Locator
 
 from tests.browser.driver import Lab
+
+# Controls that a screen reader cannot name, in the text form of the accessibility tree.
+NAMELESS = re.compile(r"^\s*- (slider|spinbutton|combobox|button|textbox|progressbar)(?! \")", re.MULTILINE)
 
 # Kept experts per layer as drawn, and the two bars of the size chart, as plotly.js holds them.
 _DRAWN = """plot => ({

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import moeproxy
 from moeproxy.proxy.cluster import METHODS
 from tests import tiny
 from tests.browser.driver import TIMEOUT_MS, Lab
-from tests.browser.looking import colours, drawn, status
+from tests.browser.looking import NAMELESS, colours, drawn, status
 from tests.browser.server import LabServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -24,7 +23,6 @@ from moeproxy.view.apps.proxy_panel import ProxyPanel
 panel = ProxyPanel("model", ExpertProfile.load("profile.npz"), out="proxies", n_keep=16)
 panel"""
 NOTEBOOK = "panel/panel.ipynb"
-NAMELESS = re.compile(r"^\s*- (slider|spinbutton|combobox|button|textbox|progressbar)(?! \")", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

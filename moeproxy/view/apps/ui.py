@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import ipywidgets as widgets
 import plotly.graph_objects as go
+from plotly.basedatatypes import Undefined
 
 Report = Callable[[float, str], None]
 JobState = Literal["idle", "running", "done", "cancelled", "failed"]
@@ -122,7 +123,26 @@ class LiveFigure:
         with self._lock:
             with self.widget.batch_update():
                 yield self.widget
-            self.widget._repr_mimebundle_()  # its side effect renews the copy that a reloaded page is given
+            self._renew()
+
+    def _renew(self) -> None:
+        """Renew the copy that a reloaded page is given.
+
+        Not by `_repr_mimebundle_`, which does it as a side effect: its `deepcopy` turns plotly's mark for "undefined",
+        which a drawn selection box brings along, into an object that cannot be sent. And the page at hand has all the
+        changes already, so the copy is put where `get_state` finds it, without a message that would double the bytes.
+        """
+        self.widget._trait_values["_widget_layout"] = _defined(self.widget._layout_obj._props)
+        self.widget._trait_values["_widget_data"] = _defined(self.widget._data)
+
+
+def _defined(value: Any) -> Any:
+    """Return a copy of nested dicts and lists without plotly's "undefined"; arrays are shared, as none is changed."""
+    if isinstance(value, dict):
+        return {key: _defined(item) for key, item in value.items() if item is not Undefined}
+    if isinstance(value, list | tuple):
+        return [_defined(item) for item in value if item is not Undefined]
+    return value
 
 
 class Job:

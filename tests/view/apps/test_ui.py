@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
 
 import plotly.graph_objects as go
 import pytest
+from plotly.basedatatypes import Undefined
 
 from moeproxy.errors import ProxyError
 from moeproxy.view.apps.slider import NamedSlider
@@ -105,6 +107,16 @@ def test_live_figure_gives_a_reloaded_page_the_newest_state() -> None:
     assert state["_widget_layout"]["title"]["text"] == "after"
     assert state["_widget_layout"]["width"] == 700
     assert list(state["_widget_data"][0]["y"]) == [5, 6]
+
+
+def test_live_figure_leaves_out_what_the_page_calls_undefined() -> None:
+    live = LiveFigure(go.Figure(go.Scatter(y=[0])))
+    # This is what a box drawn in the page leaves behind.
+    live.widget._layout_obj._props["selections"] = [{"type": "rect", "line": Undefined, "x0": 1.0}, Undefined]
+    with live.change() as figure:
+        figure.data[0].y = [5, 6]
+    state = live.widget.get_state()
+    assert json.loads(json.dumps(state["_widget_layout"]))["selections"] == [{"type": "rect", "x0": 1.0}]
 
 
 def test_job_reports_and_ends() -> None:

@@ -1,0 +1,136 @@
+"""Measure how long a slider move takes to reach the figure, on a made-up profile of 48 layers x 128 experts.
+
+    python benchmarks/slider.py [--layers 48] [--experts 128] [--moves 15]
+
+From the change of the control's value to the last message of the figure's update, without the wait that lets a
+burst of moves settle; then the sentence and the tables. Prints median, smallest and largest in milliseconds for
+each control of the two panels, against the budget of 150 ms. Machines are noisy, and no test depends on these
+numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from jupyter_client.session import json_packer
+
+from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.view.apps.experts import ExpertPanel
+from moeproxy.view.apps.proxy_panel import ProxyPanel
+from moeproxy.view.apps.ui import LiveFigure
+from tests.proxy.made_up import planted
+
+BUDGET_MS = 150.0
+TOKENS, TOP_K, FAR = 20_000, 8, 1e6
+
+
+def made_up_profile(n_layers: int, n_experts: int) -> ExpertProfile:
+    """Return a profile of planted, noisy clusters with a router width of 512 and the choices of 20,000 tokens."""
+    from dataclasses import replace
+
+    rng = np.random.default_rng(0)
+    profile, _ = planted(n_experts // 4, 4, n_layers=n_layers, noise=0.8)
+    shape = (n_layers, n_experts, 512)
+    wide = {f"{name}_LED": rng.standard_normal(shape, dtype=np.float32) for name in ("router", "context", "output")}
+    choices_TLK = rng.integers(0, n_experts, (TOKENS, n_layers, TOP_K)).astype(np.int16)
+    return replace(
+        profile,
+        **wide,
+        moe_layers=tuple(range(n_layers)),
+        top_k=TOP_K,
+        n_tokens=TOKENS,
+        choices_TLK=choices_TLK,
+        tokens_T=rng.integers(0, 30_000, TOKENS).astype(np.int32),
+    )
+
+
+class Clock:
+    """Packs a figure's messages as a kernel does, and notes when the last one is packed."""
+
+    def __init__(self, figure: LiveFigure) -> None:
+        self.sent_s = 0.0
+        figure.widget.comm.publish_msg = lambda *_, **message: json_packer(message["data"])  # no kernel listens here
+        renew = figure._renew
+
+        def noted() -> None:
+            renew()
+            self.sent_s = time.perf_counter()
+
+        figure._renew = noted
+
+
+Move = Callable[[], None]
+
+
+def measure(panel: ExpertPanel | ProxyPanel, moves: Iterator[Move], count: int) -> list[tuple[float, float]]:
+    """Return (milliseconds to the figure, milliseconds to all) of `count` moves."""
+    clock, taken = Clock(panel.figure), []
+    panel._redraw._wait_s = FAR  # the timer never fires: the benchmark draws at once instead
+    for _ in range(count):
+        start_s = time.perf_counter()
+        next(moves)()
+        panel._draw()
+        end_s = time.perf_counter()
+        taken.append((1000 * (clock.sent_s - start_s), 1000 * (end_s - start_s)))
+    return taken
+
+
+def report(name: str, taken: list[tuple[float, float]]) -> bool:
+    """Print one line; return whether the budget holds."""
+    figure, whole = zip(*taken[1:], strict=True)  # the first move compiles and fills caches
+    middle = statistics.median(figure)
+    spread = f"{middle:6.0f} ms ({min(figure):.0f} to {max(figure):.0f})"
+    verdict = "holds" if middle < BUDGET_MS else "TOO SLOW"
+    sys.stdout.write(f"{name:44} figure {spread:26} with tables {statistics.median(whole):6.0f} ms  {verdict}\n")
+    return middle < BUDGET_MS
+
+
+def toggled(set_to: Callable[[int], None], values: list[int]) -> Iterator[Move]:
+    """Yield moves of one control through `values`, again and again."""
+    while True:
+        for value in values:
+            yield lambda value=value: set_to(value)
+
+
+def main() -> None:
+    """Measure both panels."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--experts", type=int, default=128)
+    parser.add_argument("--moves", type=int, default=15)
+    options = parser.parse_args()
+    profile = made_up_profile(options.layers, options.experts)
+    model = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen3-moe-tiny"
+    held = []
+    for everywhere in (False, True):
+        panel = ExpertPanel(model, profile)
+        scope = "all layers" if everywhere else "one layer"
+        panel._redraw._wait_s = FAR
+        panel.scope.value = everywhere
+        half = options.experts // 2
+        controls = {
+            "experts kept": toggled(panel.choose, [half - 8, half, half + 8, half // 2]),
+            "layer": toggled(lambda v, p=panel: setattr(p.layer, "value", v), list(range(options.layers))),
+            "weight": toggled(lambda v, p=panel: setattr(p.weight_sliders[0], "value", v), [5, 4, 3, 2, 1]),
+        }
+        for name, moves in controls.items():
+            held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))
+    proxy = ProxyPanel(Checkpoint.open(model), profile, out="unused")
+    moves = toggled(proxy.choose, [half - 8, half, half + 8, half // 2])
+    held.append(report("proxy panel, experts kept", measure(proxy, moves, options.moves)))
+    raise SystemExit(not all(held))
+
+
+if __name__ == "__main__":
+    main()
