@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Renormalised = Literal["always", "norm_topk_prob", "never", "unknown"]
+Watch = Literal["pairs", "zero_experts", "skip", "gated_input", "sorted"]
 
 COUNTS = ("num_experts", "num_local_experts")
 LAYER_KEYS = ("num_hidden_layers", "n_layers", "num_layers", "layers_block_type")
@@ -81,8 +82,11 @@ class Family:
         memory_stacked: expert tensors in memory.
         memory_id_tables: id tables in memory, if they differ from `id_tables`.
         experts_module: path of the experts module within the block in memory; its forward takes
-            (hidden_states, top_k_index, top_k_weights). Empty where there is no such module, or where it cannot be
-            observed: such a family can be pruned but not profiled.
+            (hidden_states, top_k_index, top_k_weights), unless `observer` says otherwise.
+        observer: how the calibration pass watches the experts (`adapters.OBSERVERS`): "pairs" for a module called as
+            above, "zero_experts" where some experts return their input, "skip" where the router may skip the experts,
+            "gated_input" where the gate multiplies the input, "sorted" where the router sorts the tokens by expert.
+        grouped_mm: transformers can run the experts with grouped matrix multiplication.
     """
 
     model_type: str
@@ -110,6 +114,8 @@ class Family:
     memory_stacked: tuple[Sliced, ...] = STACKED
     memory_id_tables: tuple[str, ...] = ()
     experts_module: str = "experts"
+    observer: Watch = "pairs"
+    grouped_mm: bool = True
 
     @property
     def in_memory(self) -> tuple[Sliced, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = 
     """
     from transformers import AutoModelForCausalLM
 
-    # Families without an experts module of the common form refuse the choice of an implementation.
-    fast = {"experts_implementation": "grouped_mm"} if checkpoint.family.experts_module else {}
+    # Families whose experts module has a form of its own refuse the choice of an implementation.
+    fast = {"experts_implementation": "grouped_mm"} if checkpoint.family.grouped_mm else {}
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 checkpoint.path,
                 dtype=dtype,
@@ -35,21 +35,10 @@ def load_model(checkpoint: Checkpoint, *, dtype: str = "float32", device: str = 
                 **fast,
             )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"transformers cannot load the model ({_first_line(error)})",
-            expected="a checkpoint that AutoModelForCausalLM loads",
-            remedy="load it with transformers alone to see the whole message",
-            where=checkpoint.path,
-        ) from error
+        raise unloadable(error, checkpoint) from error
     model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise CheckpointError(
-            f"{len(missing)} tensors are missing from the weights, first '{missing[0]}'",
-            expected="every weight of the model",
-            remedy="check that all shards are there and belong to the same model",
-            where=checkpoint.path,
-        )
+    if info["missing_keys"]:
+        raise missing(info["missing_keys"], checkpoint)
     return model.to(device).eval()
 
 
@@ -88,15 +77,48 @@ def _no_tokenizer(checkpoint: Checkpoint, why: str) -> ProfileError:
 def find_not_finite(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError naming file and tensor if a weight is NaN or infinite."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    bad = [name for name, value in tensors if value.is_floating_point() and not bool(value.isfinite().all())]
+    bad = [name for name, value in tensors if not is_finite(value)]
     if bad:
-        file, tensor = _on_disk(checkpoint) or (checkpoint.path, bad[0])
-        raise CheckpointError(
-            f"tensor '{tensor}' holds NaN or infinite weights",
-            expected="finite weights",
-            remedy="go back to an earlier checkpoint of the run, or download this file again",
-            where=file,
-        )
+        raise not_finite(*(_on_disk(checkpoint) or (checkpoint.path, bad[0])))
+
+
+def is_finite(value: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinities; reads it once and needs no memory of its size."""
+    if not value.is_floating_point() or value.numel() == 0:
+        return True
+    # The extremes are NaN if any value is; 8-bit floats have no comparison.
+    low, high = (value.float() if value.element_size() == 1 else value).aminmax()
+    return bool(low.isfinite() & high.isfinite())
+
+
+def not_finite(file: Path, tensor: str) -> CheckpointError:
+    """The error for a stored tensor with NaN or infinite values."""
+    return CheckpointError(
+        f"tensor '{tensor}' holds NaN or infinite weights",
+        expected="finite weights",
+        remedy="go back to an earlier checkpoint of the run, or download this file again",
+        where=file,
+    )
+
+
+def missing(names: Collection[str], checkpoint: Checkpoint) -> CheckpointError:
+    """The error for tensors of the model that are not in the weights."""
+    return CheckpointError(
+        f"{len(names)} tensors are missing from the weights, first '{min(names)}'",
+        expected="every weight of the model",
+        remedy="check that all shards are there and belong to the same model",
+        where=checkpoint.path,
+    )
+
+
+def unloadable(error: BaseException, checkpoint: Checkpoint) -> CheckpointError:
+    """The error for a model that transformers refuses."""
+    return CheckpointError(
+        f"transformers cannot load the model ({_first_line(error)})",
+        expected="a checkpoint that AutoModelForCausalLM loads",
+        remedy="load it with transformers alone to see the whole message",
+        where=checkpoint.path,
+    )
 
 
 def _on_disk(checkpoint: Checkpoint) -> tuple[Path, str] | None:
@@ -105,13 +127,13 @@ def _on_disk(checkpoint: Checkpoint) -> tuple[Path, str] | None:
         with safe_open(shard.path, framework="pt") as stream:
             for name in shard.tensors:
                 value = stream.get_tensor(name)
-                if value.is_floating_point() and not bool(torch.isfinite(value.float()).all()):
+                if not is_finite(value):
                     return shard.path, name
     return None
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Switch transformers' own progress bars off and back to what they were."""
     from transformers.utils import logging
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,8 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from moeproxy.errors import ProfileError
 
 PROJECTED_WIDTH = 256
+NO_EXPERT = -1  # a slot of a token that chose no expert: a zero expert or the skip slot
 
 
 @dataclass
@@ -90,31 +95,44 @@ class LayerTotals:
         return self.fold_cooccur_FEE.sum(dim=0)
 
     def add(
-        self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor, fold_T: Tensor | None = None
+        self,
+        hidden_TD: Tensor,
+        index_TK: Tensor,
+        weight_TK: Tensor,
+        output_TKD: Tensor,
+        fold_T: Tensor | None = None,
+        gated: bool = False,
     ) -> None:
-        """Add valid tokens: hidden states, chosen experts, gate weights, outputs before gating, folds (default 0)."""
-        n_experts = len(self.load_E)
-        flat_S, gate_S = index_TK.flatten(), weight_TK.flatten().double()
-        outputs_SD = output_TKD.flatten(0, 1).float()
-        norm_S = outputs_SD.norm(dim=-1).double()
-        peak_S = outputs_SD.abs().amax(dim=-1).double()
-        self.load_E += torch.bincount(flat_S, minlength=n_experts).cpu()
-        self.gate_E += torch.bincount(flat_S, gate_S, n_experts).cpu()
-        self.norm_E += torch.bincount(flat_S, norm_S, n_experts).cpu()
-        self.saliency_E += torch.bincount(flat_S, gate_S * norm_S, n_experts).cpu()
-        self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
-        sums_ED = torch.zeros(n_experts, outputs_SD.shape[1], device=flat_S.device)
-        self.output_ED += sums_ED.index_add_(0, flat_S, outputs_SD).cpu().double()
-        gate_TE = torch.zeros(len(index_TK), n_experts, device=index_TK.device).scatter_(1, index_TK, weight_TK.float())
+        """Add valid tokens: hidden states, chosen experts, gate weights, experts' outputs, folds (default 0).
+
+        A slot whose expert is NO_EXPERT counts for no expert, whatever its weight and output. `gated` says that the
+        gate weight is in the outputs already (it multiplied the input), so that saliency does not apply it again.
+        """
+        weight_TK = weight_TK.masked_fill(index_TK < 0, 0)
+        self._add_pairs(*_routed(index_TK, weight_TK, output_TKD), gated)
+        gate_TE = _spread(index_TK, weight_TK.float(), len(self.load_E))
         self.context_ED += (gate_TE.T @ hidden_TD.float()).cpu().double()
         self._add_folds(hidden_TD, index_TK, gate_TE, fold_T if fold_T is not None else torch.zeros(len(index_TK)))
         if self.keep_choices:
             self.choices.append(index_TK.to(torch.int16).cpu())
             self.weights.append(weight_TK.to(torch.float16).cpu())
 
+    def _add_pairs(self, flat_S: Tensor, gate_S: Tensor, outputs_SD: Tensor, gated: bool) -> None:
+        """Add S pairs of token and chosen expert: expert, gate weight (float64), output (float32)."""
+        n_experts = len(self.load_E)
+        norm_S = outputs_SD.norm(dim=-1).double()
+        peak_S = outputs_SD.abs().amax(dim=-1).double()
+        self.load_E += torch.bincount(flat_S, minlength=n_experts).cpu()
+        self.gate_E += torch.bincount(flat_S, gate_S, n_experts).cpu()
+        self.norm_E += torch.bincount(flat_S, norm_S, n_experts).cpu()
+        self.saliency_E += torch.bincount(flat_S, norm_S if gated else gate_S * norm_S, n_experts).cpu()
+        self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
+        sums_ED = torch.zeros(n_experts, outputs_SD.shape[1], device=flat_S.device)
+        self.output_ED += sums_ED.index_add_(0, flat_S, outputs_SD).cpu().double()
+
     def _add_folds(self, hidden_TD: Tensor, index_TK: Tensor, gate_TE: Tensor, fold_T: Tensor) -> None:
         # float32 counts are exact below 2**24 tokens a batch, far above any batch.
-        chosen_TE = torch.zeros_like(gate_TE).scatter_(1, index_TK, 1.0)
+        chosen_TE = _spread(index_TK, (index_TK >= 0).float(), gate_TE.shape[1])
         matrix_DP = projection(hidden_TD.shape[1])
         narrow_TP = hidden_TD.float() if matrix_DP is None else hidden_TD.float() @ matrix_DP.to(hidden_TD.device)
         for fold in fold_T.unique().long().tolist():
@@ -125,7 +143,53 @@ class LayerTotals:
             self.fold_context_FEP[fold] += (gate.T @ narrow_TP[mine_T]).cpu().double()
 
 
-class ExpertsObserver:
+def _routed(index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Expert (S,), gate weight (S,) and output (S, D) of every slot that chose an expert."""
+    flat_S, gate_S, outputs_SD = index_TK.flatten(), weight_TK.flatten().double(), output_TKD.flatten(0, 1).float()
+    if bool((used_S := flat_S >= 0).all()):
+        return flat_S, gate_S, outputs_SD
+    return flat_S[used_S], gate_S[used_S], outputs_SD[used_S]
+
+
+def _spread(index_TK: Tensor, value_TK: Tensor, n_experts: int) -> Tensor:
+    """Values of the chosen experts in a row over all experts (T, E); slots without an expert must hold 0."""
+    wide_TE = torch.zeros(len(index_TK), n_experts, device=index_TK.device)
+    return wide_TE.scatter_add_(1, index_TK.clamp(min=0), value_TK)
+
+
+class Observer(ABC):
+    """Records what the experts of one MoE block do in `totals`, through hooks on the block's modules."""
+
+    def __init__(self, totals: LayerTotals, batch: Batch) -> None:
+        self.totals = totals
+        self._batch = batch
+        self._routed: tuple[Tensor, ...] | None = None  # what one hook leaves for the next
+
+    @abstractmethod
+    def attach(self, block: nn.Module, experts: str) -> list[RemovableHandle]:
+        """Hook a MoE block, whose experts module has the path `experts`; return the handles."""
+
+    def taken(self) -> tuple[Tensor, ...]:
+        """What the hook before left, forgotten here."""
+        routed, self._routed = self._routed, None
+        if routed is None:
+            raise ProfileError(
+                "the experts ran without their router",
+                expected="a MoE block that calls its router, then its experts",
+                remedy="correct the observer in the family's row (moeproxy/experts/family_rows)",
+            )
+        return routed
+
+    def record(
+        self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor, gated: bool = False
+    ) -> None:
+        """Add the tokens of the batch in flight that are no padding (T with padding) to the totals."""
+        valid_T = self._batch.valid_T.to(index_TK.device)
+        fold_T = self._batch.fold_T[self._batch.valid_T]
+        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T], fold_T, gated)
+
+
+class PairsObserver(Observer):
     """Forward hooks on one experts module that let it compute each expert's own output, and record it.
 
     The module is called with every (token, expert) pair as a token of its own with gate weight 1, so its
@@ -133,29 +197,37 @@ class ExpertsObserver:
     the module would. The routing is the model's own, and nothing is computed twice.
     """
 
-    def __init__(self, totals: LayerTotals, batch: Batch) -> None:
-        self.totals = totals
-        self._batch = batch
-        self._arguments: tuple[Tensor, Tensor, Tensor] | None = None
+    def attach(self, block: nn.Module, experts: str) -> list[RemovableHandle]:
+        """Hook the experts module before and after its forward pass."""
+        module = block.get_submodule(experts)
+        return [
+            module.register_forward_pre_hook(self.before, with_kwargs=True),
+            module.register_forward_hook(self.after, with_kwargs=True),
+        ]
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replace the arguments by one pair a row."""
-        hidden_TD, index_TK, weight_TK = _arguments(args, kwargs)
-        self._arguments = (hidden_TD, index_TK, weight_TK)
+        hidden, index_TK, weight_TK = _arguments(args, kwargs)
+        self._routed = (hidden, index_TK, weight_TK)
+        hidden_TD = hidden.reshape(-1, hidden.shape[-1])
         pairs_SD = hidden_TD.repeat_interleave(index_TK.shape[1], dim=0)
-        return (pairs_SD, index_TK.reshape(-1, 1), torch.ones_like(weight_TK).reshape(-1, 1)), {}
+        return (pairs_SD, *self.slots(module, index_TK.reshape(-1, 1), torch.ones_like(weight_TK).reshape(-1, 1))), {}
 
-    def after(self, module: nn.Module, args: Any, kwargs: Any, output_SD: Tensor) -> Tensor:
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         """Record the experts' outputs and return their gated sum."""
-        if self._arguments is None:  # cannot happen: `before` runs first
-            return output_SD
-        hidden_TD, index_TK, weight_TK = self._arguments
-        self._arguments = None
-        output_TKD = output_SD.view(*index_TK.shape, -1)
-        valid_T = self._batch.valid_T.to(index_TK.device)
-        fold_T = self._batch.fold_T[self._batch.valid_T]
-        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T], fold_T)
-        return (output_TKD * weight_TK.unsqueeze(-1)).sum(dim=1).to(hidden_TD.dtype)
+        hidden, index_TK, weight_TK = self.taken()
+        output_TKD = output.view(*index_TK.shape, -1)
+        hidden_TD = hidden.reshape(-1, hidden.shape[-1])
+        self.record(hidden_TD, self.chosen(index_TK, weight_TK), weight_TK, output_TKD)
+        return (output_TKD * weight_TK.unsqueeze(-1)).sum(dim=1).to(hidden.dtype).view(hidden.shape)
+
+    def slots(self, module: Any, index_S1: Tensor, weight_S1: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts and weights to call the module with, one pair a row."""
+        return index_S1, weight_S1
+
+    def chosen(self, index_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        """Chosen experts (T, K), NO_EXPERT where a slot chose none."""
+        return index_TK
 
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,14 +237,18 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, T
 
 
 @contextmanager
-def observed(modules: dict[int, nn.Module], totals: dict[int, LayerTotals], batch: Batch) -> Iterator[None]:
-    """Hook the experts modules (by layer) for the duration of the block; the hooks are always removed."""
-    handles = []
+def observed(
+    blocks: dict[int, nn.Module],
+    totals: dict[int, LayerTotals],
+    batch: Batch,
+    observer: type[Observer] = PairsObserver,
+    experts: str = "experts",
+) -> Iterator[None]:
+    """Hook the MoE blocks (by layer) for the duration of the block; the hooks are always removed."""
+    handles: list[RemovableHandle] = []
     try:
-        for layer, module in modules.items():
-            observer = ExpertsObserver(totals[layer], batch)
-            handles.append(module.register_forward_pre_hook(observer.before, with_kwargs=True))
-            handles.append(module.register_forward_hook(observer.after, with_kwargs=True))
+        for layer, module in blocks.items():
+            handles.extend(observer(totals[layer], batch).attach(module, experts))
         yield
     finally:
         for handle in handles:

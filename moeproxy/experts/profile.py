@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from moeproxy.errors import ProfileError
+from moeproxy.experts.batches import Totals, n_folds_of, pad, pieces, router_rows, watched, without_head, zeros
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import find_not_finite, load_model, load_tokenizer
-from moeproxy.experts.observe import Batch, LayerTotals, observed
+from moeproxy.experts.observe import Batch, LayerTotals
 from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.experts.stream import run_streamed
+from moeproxy.experts.stream_memory import should_stream
+from moeproxy.experts.stream_weights import StreamedModel
 from moeproxy.files import provenance
 
-__all__ = ["ExpertProfile", "profile"]
+__all__ = ["ExpertProfile", "pad", "profile", "run", "tokenise"]
 
 Progress = Callable[[int, int], None]
 FOLDS = 10
@@ -31,6 +35,8 @@ def profile(
     device: str = "cpu",
     dtype: str = "float32",
     keep_choices: bool = True,
+    stream: bool | None = None,
+    scratch: str | Path | None = None,
     progress: Progress | None = None,
 ) -> ExpertProfile:
     """Run calibration texts through the model and record how it routes them.
@@ -42,11 +48,16 @@ def profile(
         device: torch device.
         dtype: dtype of the weights during the pass, "auto" for the stored one.
         keep_choices: keep every token and its choices (T * (L * K + 1) * 4 bytes).
-        progress: called with (texts done, texts in all).
+        stream: hold one decoder layer's weights at a time, each read once (for models larger than memory); the result
+            is the same. None streams when the weights would take more than 70 % of the memory that is free.
+        scratch: folder for the hidden states of a streamed pass (T * D values, twice, on a disk); by default the
+            system's folder for temporary files.
+        progress: called with (texts done, texts in all), in a streamed pass with both times the number of layers.
 
     Raises:
         CheckpointError: the checkpoint is unusable or holds NaN or infinite weights.
-        ProfileError: there is no text, the tokenizer is missing, or the family's experts cannot be observed.
+        ProfileError: there is no text, the tokenizer is missing, `scratch` has no space left, or a quantised
+            checkpoint is to be streamed.
 
     Example:
         >>> result = profile("data/models/qwen3_moe", ["12+7=19", "sort 312=123"])
@@ -55,28 +66,45 @@ def profile(
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
     if batch_size < 1:
         raise ProfileError(f"batch_size is {batch_size}", expected="1 or more", remedy="use 32")
-    _check_can_be_observed(opened)
     texts = tokenise(opened, prompts)
-    model = load_model(opened, dtype=dtype, device=device)
-    find_not_finite(model, opened)
-    _check_ids(texts, model.get_input_embeddings().num_embeddings, opened)
-    n_folds = min(FOLDS, len(texts))
-    totals = {layer: _totals(model, opened, keep_choices, n_folds) for layer in opened.moe_layers}
-    run(model, opened, totals, texts, batch_size, progress)
+    streams = should_stream(opened, dtype, device) if stream is None else stream
+    how = _Pass(opened, texts, batch_size, device, dtype, keep_choices, progress)
+    totals, router_LED = how.streamed(scratch) if streams else how.ordinary()
     _check_finite(totals, opened)
-    settings = {"texts": len(prompts), "batch_size": batch_size, "dtype": dtype, "device": device}
-    tokens = [token for text in texts for token in text] if keep_choices else []
-    return _assemble(opened, list(totals.values()), _routers(model, opened), tokens, settings)
+    settings = {"texts": len(prompts), "batch_size": batch_size, "dtype": dtype, "device": device, "stream": streams}
+    return _assemble(opened, list(totals.values()), router_LED, texts, settings)
 
 
-def _check_can_be_observed(checkpoint: Checkpoint) -> None:
-    if not checkpoint.family.experts_module:
-        raise ProfileError(
-            f"the experts of {checkpoint.family.model_type} cannot be observed yet",
-            expected="an experts module that is called with hidden states, chosen experts and weights",
-            remedy="make a KeepPlan by other means; the checkpoint can be pruned, but not profiled",
-            where=checkpoint.path,
-        )
+@dataclass(frozen=True)
+class _Pass:
+    """A calibration pass to be made, in one of two ways; both return the totals by layer and the routers (L, E, R)."""
+
+    checkpoint: Checkpoint
+    texts: list[list[int]]
+    batch_size: int
+    device: str
+    dtype: str
+    keep_choices: bool
+    progress: Progress | None
+
+    def ordinary(self) -> tuple[Totals, torch.Tensor]:
+        model = load_model(self.checkpoint, dtype=self.dtype, device=self.device)
+        find_not_finite(model, self.checkpoint)
+        totals = self._start(model)
+        run(model, self.checkpoint, totals, self.texts, self.batch_size, self.progress)
+        rows = [router_rows(model, self.checkpoint, layer) for layer in self.checkpoint.moe_layers]
+        return totals, torch.stack(rows)
+
+    def streamed(self, scratch: str | Path | None) -> tuple[Totals, torch.Tensor]:
+        with StreamedModel.open(self.checkpoint, dtype=self.dtype, device=self.device) as streamed:
+            totals = self._start(streamed.model)
+            run_streamed(streamed, totals, self.texts, self.batch_size, scratch, self.progress)
+            return totals, torch.stack([streamed.routers[layer] for layer in self.checkpoint.moe_layers])
+
+    def _start(self, model: Any) -> Totals:
+        _check_ids(self.texts, model.get_input_embeddings().num_embeddings, self.checkpoint)
+        n_folds = min(FOLDS, len(self.texts))
+        return {n: _totals(model, self.checkpoint, self.keep_choices, n_folds) for n in self.checkpoint.moe_layers}
 
 
 def tokenise(checkpoint: Checkpoint, prompts: Sequence[str]) -> list[list[int]]:
@@ -107,41 +135,28 @@ def _check_ids(texts: list[list[int]], n_embeddings: int, checkpoint: Checkpoint
 
 
 def run(
-    model: nn.Module,
+    model: Any,
     checkpoint: Checkpoint,
-    totals: dict[int, LayerTotals],
+    totals: Totals,
     texts: list[list[int]],
     batch_size: int,
     progress: Progress | None = None,
 ) -> None:
-    """Pass lists of token ids through a loaded model and add what its experts do to `totals` (by layer)."""
-    family = checkpoint.family
-    blocks = {layer: model.get_submodule(family.block_in_memory(layer)) for layer in totals}
-    modules = {layer: block.get_submodule(family.experts_module) for layer, block in blocks.items()}
-    batch, n_folds = Batch(), next(iter(totals.values())).fold_gate_FE.shape[0]
-    device = next(model.parameters()).device
-    with observed(modules, totals, batch), torch.inference_mode():
-        for start in range(0, len(texts), batch_size):
-            ids_BT, mask_BT = pad(texts[start : start + batch_size])
-            # Texts are dealt to the folds in turn, so that each fold has its share of every part of the list.
-            batch.show(mask_BT, torch.arange(start, start + len(ids_BT)) % n_folds)
-            model(input_ids=ids_BT.to(device), attention_mask=mask_BT.long().to(device), use_cache=False)
+    """Pass lists of token ids through a loaded model and add what its experts do to `totals` (by layer).
+
+    The base model runs, without the head: nobody needs logits here.
+    """
+    batch, device = Batch(), next(model.parameters()).device
+    base = without_head(model, checkpoint)
+    with watched(model, checkpoint, totals, batch), torch.inference_mode():
+        for piece in pieces(texts, batch_size, n_folds_of(totals)):
+            batch.show(piece.mask_BT, piece.fold_B)
+            base(**piece.arguments(device))
             if progress:
-                progress(min(start + batch_size, len(texts)), len(texts))
+                progress(piece.stop, len(texts))
 
 
-def _totals(model: nn.Module, checkpoint: Checkpoint, keep_choices: bool, n_folds: int = 1) -> LayerTotals:
-    width = _routers(model, checkpoint).shape[-1]
-    return LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, keep_choices, n_folds)
-
-
-def _routers(model: nn.Module, checkpoint: Checkpoint) -> torch.Tensor:
-    """Rows of every layer's router weight, float32 (L, E, D), without the tail."""
-    family = checkpoint.family
-    name = (family.memory_router or family.router)[0].name
-    blocks = [model.get_submodule(family.block_in_memory(layer)) for layer in checkpoint.moe_layers]
-    rows = [block.get_parameter(name).detach()[: checkpoint.n_experts] for block in blocks]
-    return torch.stack([row.float().cpu() for row in rows])
+_totals = zeros
 
 
 def _check_finite(totals: dict[int, LayerTotals], checkpoint: Checkpoint) -> None:
@@ -155,18 +170,11 @@ def _check_finite(totals: dict[int, LayerTotals], checkpoint: Checkpoint) -> Non
             )
 
 
-def pad(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-pad with token 0; return ids and the mask of valid tokens (the mask, not the id, decides)."""
-    rows = [torch.tensor(text) for text in texts]
-    mask_BT = nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True), mask_BT
-
-
 def _assemble(
     checkpoint: Checkpoint,
     totals: list[LayerTotals],
     router_LED: torch.Tensor,
-    token_ids: list[int],
+    texts: list[list[int]],
     settings: dict[str, Any],
 ) -> ExpertProfile:
     def stack(name: str, dim: int = 0) -> np.ndarray:
@@ -176,13 +184,14 @@ def _assemble(
         return torch.stack([torch.cat(getattr(layer, name)) for layer in totals], dim=1).numpy()
 
     load_LE, gate_LE = stack("load_E"), stack("gate_E")
+    token_ids = [token for text in texts for token in text]
     # An unused expert's sums are zero, so any divisor gives the zeros that are promised for it.
     context_LED = stack("context_ED") / np.where(gate_LE > 0, gate_LE, 1)[..., None]
     return ExpertProfile(
         checkpoint_fingerprint=checkpoint.fingerprint,
         model_type=checkpoint.family.model_type,
         moe_layers=checkpoint.moe_layers,
-        n_tokens=int(load_LE[0].sum()) // checkpoint.top_k,
+        n_tokens=len(token_ids),
         top_k=checkpoint.top_k,
         n_group=checkpoint.n_group,
         topk_group=checkpoint.topk_group,
@@ -198,7 +207,7 @@ def _assemble(
         router_LED=router_LED.numpy(),
         choices_TLK=tokens("choices"),
         weights_TLK=tokens("weights"),
-        tokens_T=np.array(token_ids, dtype=np.int32),
+        tokens_T=np.array(token_ids if totals[0].keep_choices else [], dtype=np.int32),
         fold_cooccur_FLEE=stack("fold_cooccur_FEE", 1).astype(np.int32),
         fold_gate_FLE=stack("fold_gate_FE", 1),
         fold_context_FLEP=stack("fold_context_FEP", 1).astype(np.float32),

@@ -26,7 +26,13 @@ class ExpertProfile:
     """Per-layer statistics of a calibration pass over T valid tokens (padding excluded).
 
     Axes: L MoE layers in the order of `moe_layers`, E experts, T tokens, K experts a token, D model width, F folds
-    (text number modulo F; blocks of the bootstrap), P projected width (D, or 256 where D is larger).
+    (text number modulo F; blocks of the bootstrap), P projected width (D, or 256 where D is larger), R width of the
+    router's rows (D, but for ZAYA, whose router is narrower).
+
+    In two families a slot may choose no expert: a zero expert (LongCat-Flash) or the skip slot (ZAYA). Such a slot
+    counts for no expert: it is -1 in `choices_TLK`, with weight 0, and the loads sum to less than T * K. In Llama 4
+    the gate multiplies the expert's input, so outputs have it in them (`adapters.GatedInputObserver`). Of JetMoe
+    the MLP's experts are described, not those of the attention (`adapters.SortedObserver`).
 
     Attributes:
         checkpoint_fingerprint: of the checkpoint that was profiled.
@@ -37,7 +43,7 @@ class ExpertProfile:
         n_group: number of expert groups or None.
         topk_group: groups a token may use or None.
         min_group: smallest group size the router can score.
-        load_LE: int64, tokens routed to each expert; sums to T * K in every layer.
+        load_LE: int64, tokens routed to each expert; sums to T * K in every layer (less: see above).
         gate_LE: float64, sum of gate weights.
         saliency_LE: float64, sum over routed tokens of gate weight times output L2 norm (REAP, arXiv
             2510.13999).
@@ -48,7 +54,7 @@ class ExpertProfile:
         peak_LE: float32, largest absolute output activation of the down projection ("super experts", arXiv
             2507.23279).
         router_LED: float32, rows of the router weight.
-        choices_TLK: int16, chosen experts of every token (zero length if not kept).
+        choices_TLK: int16, chosen experts of every token, -1 for none (zero length if not kept).
         weights_TLK: float16, their gate weights (zero length if not kept).
         tokens_T: int32, token ids in the same order (zero length if not kept).
         fold_cooccur_FLEE: int32, `cooccur_LEE` by fold; the diagonal is the load.
@@ -74,7 +80,7 @@ class ExpertProfile:
     output_LED: Float[np.ndarray, "L E D"]
     output_norm_LE: Float[np.ndarray, "L E"]
     peak_LE: Float[np.ndarray, "L E"]
-    router_LED: Float[np.ndarray, "L E D"]
+    router_LED: Float[np.ndarray, "L E R"]
     choices_TLK: Int[np.ndarray, "T L K"]
     weights_TLK: Float[np.ndarray, "T L K"]
     tokens_T: Int[np.ndarray, " T"]

@@ -153,18 +153,20 @@ def test_batch_size_changes_nothing(checkpoint_path: Path, result: ExpertProfile
     assert other.choices_TLK.shape[0] == 0
 
 
-def test_the_observed_model_computes_the_same_logits(checkpoint_path: Path) -> None:
+def test_the_observed_model_computes_the_same_hidden_states(checkpoint_path: Path) -> None:
     checkpoint = Checkpoint.open(checkpoint_path)
     model = load_model(checkpoint)
     ids = tiny.tokenizer()(tiny.TEXTS[0])["input_ids"]
     seen = []
-    handle = model.register_forward_hook(lambda module, args, out: seen.append(out.logits))
+    handle = model.model.register_forward_hook(lambda module, args, out: seen.append(out.last_hidden_state))
+    model.lm_head.register_forward_hook(lambda module, args, out: seen.append("the head is not needed"))
     width = model.config.hidden_size
     totals = {n: LayerTotals.zeros(checkpoint.n_experts, width, checkpoint.top_k, False) for n in checkpoint.moe_layers}
     run(model, checkpoint, totals, [ids], 1)
-    with torch.inference_mode():
-        plain = model(input_ids=torch.tensor([ids]), use_cache=False).logits
     handle.remove()
+    assert len(seen) == 1
+    with torch.inference_mode():
+        plain = model.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state
     assert torch.equal(seen[0], plain)
     experts = model.get_submodule(checkpoint.family.block_in_memory(checkpoint.moe_layers[0])).experts
     assert not experts._forward_hooks

@@ -59,7 +59,7 @@ ROWS = (
         router_kind="softmax, top-k, renormalised (p-norm)",
         renormalised="always",
         memory_stacked=_DBRX,
-        experts_module="",
+        grouped_mm=False,
     ),
     Family(
         "deepseek_v4",
@@ -113,7 +113,9 @@ ROWS = (
         router_kind="top-k, softmax over the chosen; the attention has as many experts, kept alike",
         renormalised="always",
         memory_stacked=_JETMOE,
-        experts_module="",
+        experts_module="",  # the block itself holds the experts' linear layers
+        observer="sorted",
+        grouped_mm=False,
     ),
     Family(
         "llama4_text",
@@ -123,7 +125,8 @@ ROWS = (
         dense_keys=("interleave_moe_layer_step", "moe_layers"),
         router_kind="top-k, sigmoid, which multiplies the expert's input",
         renormalised="always",
-        experts_module="",
+        observer="gated_input",
+        grouped_mm=False,
     ),
     Family(
         "longcat_flash",
@@ -139,7 +142,8 @@ ROWS = (
         router_kind="softmax, choice by score + bias, scaled; some experts pass their input on",
         renormalised="never",
         memory_stacked=(Sliced("experts.gate_up_proj", tail=_ZERO), Sliced("experts.down_proj")),
-        experts_module="",
+        observer="zero_experts",
+        grouped_mm=False,
     ),
     Family(
         "zaya",
@@ -153,6 +157,6 @@ ROWS = (
         ),
         router_kind="MLP router with balancing bias, softmax, a slot that skips",
         renormalised="unknown",
-        experts_module="",  # its router's rows are narrower than the hidden states
+        observer="skip",
     ),
 )

@@ -1,0 +1,92 @@
+"""Read single tensors of a checkpoint by their place in the file; values that are not finite are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moeproxy.errors import CheckpointError
+from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.load import is_finite, not_finite
+
+# Types by safetensors' names; the sub-byte ones are quantised and not read here.
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+}  # fmt: skip
+_MOST = 1 << 28  # bytes a read call asks for
+
+
+class TensorReader:
+    """Reads tensors with plain file reads, so that a file of any size takes no address space.
+
+    A context manager: files stay open within the block.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._files: dict[str, int] = {}
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._files.values():
+            os.close(handle)
+        self._files.clear()
+
+    def read(self, name: str) -> Tensor:
+        """A stored tensor in its own dtype, on the CPU.
+
+        Raises:
+            CheckpointError: it holds NaN or infinite values, or its file is shorter than its header says.
+        """
+        info = self._checkpoint.tensors[name]
+        if info.dtype not in _TYPES:
+            raise self._error(name, f"tensor '{name}' has the dtype {info.dtype}", "a dtype that torch has")
+        value = torch.empty(info.shape, dtype=_TYPES[info.dtype])
+        self._fill(name, value)
+        return value
+
+    def read_into(self, name: str, place: Tensor) -> None:
+        """Read a stored tensor into memory of its shape, converting dtype and device where they differ."""
+        same = _TYPES.get(self._checkpoint.tensors[name].dtype) == place.dtype
+        if same and place.device.type == "cpu" and place.is_contiguous():
+            self._fill(name, place)
+        else:
+            place.copy_(self.read(name))
+
+    def check(self, names: Iterable[str]) -> None:
+        """Read tensors only to see that they are finite."""
+        for name in names:
+            self.read(name)
+
+    def _fill(self, name: str, value: Tensor) -> None:
+        info = self._checkpoint.tensors[name]
+        array: Any = value.view(-1).view(torch.uint8).numpy()
+        view = memoryview(array)
+        handle, done = self._open(info.file), 0
+        while done < len(view):
+            got = os.preadv(handle, [view[done : done + _MOST]], info.offset + done)
+            if got == 0:
+                raise self._error(name, f"the file ends within tensor '{name}'", "a complete file")
+            done += got
+        if not is_finite(value):
+            raise not_finite(self._checkpoint.path / info.file, name)
+
+    def _open(self, file: str) -> int:
+        if file not in self._files:
+            self._files[file] = os.open(self._checkpoint.path / file, os.O_RDONLY)
+        return self._files[file]
+
+    def _error(self, name: str, found: str, expected: str) -> CheckpointError:
+        file = self._checkpoint.path / self._checkpoint.tensors[name].file
+        return CheckpointError(found, expected=expected, remedy="download or copy this file again", where=file)
