@@ -14,6 +14,7 @@ from moeproxy.experts.families import lookup
 from moeproxy.experts.shards import INDEX_NAME
 from moeproxy.files import atomic_dir
 from moeproxy.proxy.check import CheckReport, check_paths, prune_in_memory
+from moeproxy.proxy.merge import check_mergeable
 from moeproxy.proxy.plan import KeepPlan, Mtp, check_count
 from moeproxy.proxy.rewrite import planned_copies, write_shard
 from moeproxy.proxy.side_files import copy_side_files, edited_config, write_index
@@ -85,7 +86,10 @@ def build(
 
     Shard by shard, tensor by tensor: memory stays flat whatever the checkpoint's size. The config is the
     source's, byte for byte, but for the expert counts; tokenizer and other side files are copied;
-    `keep_map.json` holds the plan. The directory appears by one rename after everything is on disk.
+    `keep_map.json` holds the plan. The directory appears by one rename after everything is on disk. A plan that merges
+    experts has them averaged on the way, in float32, a piece of one tensor at a time.
+
+    Only what goes into the proxy is read, so NaN in a dropped expert does not stop the build: `profile` refuses it.
 
     Args:
         checkpoint: the original, opened or its directory.
@@ -99,8 +103,8 @@ def build(
 
     Raises:
         ProxyError: a plan of another checkpoint, an impossible count, multi-token-prediction layers without a
-            choice, an existing or unwritable directory, a full disk, NaN weights; nothing is left behind and
-            nothing overwritten.
+            choice, experts to be merged that are quantised, an existing or unwritable directory, a full disk, NaN in
+            weights that are kept; nothing is left behind and nothing overwritten.
 
     Example:
         >>> proxy = check(build("data/models/qwen3_moe", plan, "out/proxy-16"))
@@ -146,6 +150,9 @@ def _check_plan(checkpoint: Checkpoint, plan: KeepPlan) -> None:
             where=checkpoint.path,
         )
     _check_ids(checkpoint, plan)
+    if plan.merge_LE is not None:
+        check_mergeable(checkpoint)
+        _check_shares(plan)
 
 
 def _check_mtp(checkpoint: Checkpoint, mtp: Mtp | None, mtp_from: int | None) -> int | None:
@@ -182,6 +189,19 @@ def _check_ids(checkpoint: Checkpoint, plan: KeepPlan) -> None:
                 expected=f"{plan.n_keep} ascending ids of {checkpoint.n_experts}, as many from every group",
                 remedy="use a plan that moeproxy.select made",
             )
+
+
+def _check_shares(plan: KeepPlan) -> None:
+    """Every new expert is the mean of experts of its own cluster, with shares that sum to 1."""
+    for layer in plan.keep:
+        for new, group in enumerate(plan.members_of(layer) or []):
+            total = sum(share for _, share in group)
+            if not abs(total - 1) < 1e-6:
+                raise ProxyError(
+                    f"the shares of merged experts are wrong: those of expert {new} in layer {layer} sum to {total}",
+                    expected="shares of a cluster's members that sum to 1",
+                    remedy="use a plan that moeproxy.select made",
+                )
 
 
 def _sound(ids: tuple[int, ...], n_keep: int, n_experts: int, n_group: int) -> bool:

@@ -15,6 +15,7 @@ from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.families import Family, Sliced
 from moeproxy.experts.load import load_model
+from moeproxy.proxy.merge import Member, check_mergeable, merge_rows, stored_dtype
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.remap import remap_ids
 
@@ -63,20 +64,23 @@ class CheckReport:
         return f"CheckReport({self.verdict}, {self.n_logits:,} logits)"
 
 
-def prune_in_memory(model: nn.Module, plan: KeepPlan, family: Family) -> Any:
-    """Return a copy of a loaded model with only the planned experts; `model` is not changed.
+def prune_in_memory(model: nn.Module, plan: KeepPlan, family: Family, *, stored: torch.dtype | None = None) -> Any:
+    """Return a copy of a loaded model with only the planned experts, merged if planned; `model` is not changed.
 
     Args:
         model: a transformers causal language model of the family.
         plan: experts to keep.
         family: its row of the table.
+        stored: dtype that merged weights are rounded to, as when a proxy is written; the model's own by default.
     """
     pruned = copy.deepcopy(model)
     n_experts = plan.label_LE.shape[1]
     tails = {rule: _tail(rule, pruned.config) for rule in family.in_memory}
     for layer, keep in plan.keep.items():
+        members = plan.members_of(layer)
         for rule in family.in_memory:
-            _slice(_owner(pruned, family, layer, rule.name), rule, keep, n_experts, tails[rule])
+            mixed = members if rule in family.memory_stacked else None
+            _slice(_owner(pruned, family, layer, rule.name), rule, keep, n_experts, tails[rule], mixed, stored)
         for name in family.id_tables_in_memory:
             _remap(_owner(pruned, family, layer, name), keep, plan.label_of(layer))
     counts = {n_experts + tail: plan.n_keep + tail for tail in {0, *tails.values()}}
@@ -108,21 +112,36 @@ def _owner(model: nn.Module, family: Family, layer: int, name: str) -> tuple[nn.
     return model.get_submodule(path), last
 
 
-def _slice(found: tuple[nn.Module, str], rule: Sliced, keep: tuple[int, ...], n_experts: int, tail: int) -> None:
+def _slice(
+    found: tuple[nn.Module, str],
+    rule: Sliced,
+    keep: tuple[int, ...],
+    n_experts: int,
+    tail: int,
+    members: list[list[Member]] | None,
+    stored: torch.dtype | None,
+) -> None:
     owner, name = found
     if rule.optional and getattr(owner, name, None) is None:
         return
     value = getattr(owner, name)
-    size = value.shape[rule.axis]
-    per_expert = (size - tail) // n_experts
-    rows = [e * per_expert + r for e in keep for r in range(per_expert)] + list(range(size - tail, size))
-    kept = value.detach().index_select(rule.axis, torch.tensor(rows, device=value.device))
+    if members:
+        kept = merge_rows(value.detach(), rule.axis, members, n_experts, tail, stored)
+    else:
+        kept = _kept_rows(value.detach(), rule.axis, keep, n_experts, tail)
     if name in owner._parameters:
         setattr(owner, name, nn.Parameter(kept, requires_grad=value.requires_grad))
     else:
         owner._buffers[name] = kept
     if isinstance(owner, nn.Linear) and rule.axis == 0:
-        owner.out_features = len(rows)
+        owner.out_features = len(kept)
+
+
+def _kept_rows(value: torch.Tensor, axis: int, keep: tuple[int, ...], n_experts: int, tail: int) -> torch.Tensor:
+    size = value.shape[axis]
+    per_expert = (size - tail) // n_experts
+    rows = [e * per_expert + r for e in keep for r in range(per_expert)] + list(range(size - tail, size))
+    return value.index_select(axis, torch.tensor(rows, device=value.device))
 
 
 def _remap(found: tuple[nn.Module, str], keep: tuple[int, ...], label_E: np.ndarray) -> None:
@@ -153,7 +172,11 @@ def check_paths(source: Path, proxy: Path, plan: KeepPlan, *, seed: int, toleran
         ProxyError: they differ or are not finite.
     """
     original, written = Checkpoint.open(source), Checkpoint.open(proxy)
-    pruned = prune_in_memory(load_model(original), plan, original.family)
+    stored = None
+    if plan.merge_LE is not None:
+        check_mergeable(original)
+        stored = stored_dtype(original)
+    pruned = prune_in_memory(load_model(original), plan, original.family, stored=stored)
     expected = _logits(pruned, seed)
     del pruned
     found = _logits(load_model(written), seed)

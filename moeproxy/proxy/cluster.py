@@ -12,16 +12,18 @@ from moeproxy.errors import ProxyError
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
 from moeproxy.proxy.grouping import represent
+from moeproxy.proxy.merge import load_shares
 from moeproxy.proxy.plan import KeepPlan, allowed_counts, check_count
 from moeproxy.proxy.protect import Forced, Wish, expert_groups, forced_experts
 from moeproxy.proxy.similarity import WEIGHTS, Normalisation, Views, check_weights, distances
 
 __all__ = ["METHODS", "KeepPlan", "allowed_counts", "check_count", "select"]
 
-Method = Literal["cluster", "random", "first", "frequency", "gate", "reap"]
+Method = Literal["cluster", "merge", "random", "first", "frequency", "gate", "reap"]
 Representative = Literal["most_used", "most_gate", "medoid"]
 METHODS: dict[str, str] = {
     "cluster": "k-medoids on router, co-activation and routed-context distance",
+    "merge": "clusters as before, each holding the load-weighted mean of its experts",
     "random": "drawn at random with the seed",
     "first": "the first experts by number",
     "frequency": "the experts most tokens are routed to",
@@ -30,7 +32,7 @@ METHODS: dict[str, str] = {
 }
 
 # Methods that group experts; the others only rank them.
-GROUPING = frozenset({"cluster"})
+GROUPING = frozenset({"cluster", "merge"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ def select(
     The clustering follows arXiv 2608.10823: k-medoids (FasterPAM) on the weighted sum of three distances from
     the most used experts as first medoids; each cluster is represented by its most used member. With
     group-limited routing every group keeps the same number and old group g becomes new group g.
+
+    "merge" is a baseline that arXiv 2608.10823 reports to train unstably: the clusters are the same, but each kept slot
+    holds the mean of its members' weights, by load. Router rows and biases stay the representative's, so that only the
+    experts differ. Super experts, and those of `keep_always`, are not mixed with others.
 
     Args:
         profile: calibration statistics.
@@ -136,7 +142,13 @@ def _plan(
         seed=settings.seed,
         checkpoint_fingerprint=profile.checkpoint_fingerprint,
         provenance=provenance(profile=dict(profile.provenance), **details, **settings.forced.named),
+        merge_LE=_shares(profile, owner_LE, settings) if settings.method == "merge" else None,
     )
+
+
+def _shares(profile: ExpertProfile, owner_LE: np.ndarray, settings: _Settings) -> np.ndarray:
+    """Shares of experts in the means of their clusters; forced experts stay as they are."""
+    return load_shares(owner_LE, profile.load_LE, settings.forced.must_LE, settings.forced.never_LE)
 
 
 def _ranked(profile: ExpertProfile, n_keep: int, settings: _Settings) -> np.ndarray:

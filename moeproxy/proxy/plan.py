@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint, html_table
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import atomic_file
 
-FORMAT = 1
+# Plans that merge have a format of their own: a reader that does not know of merging must refuse them.
+FORMAT, MERGING_FORMAT = 1, 2
 Mtp = Literal["drop", "prune"]
 
 
@@ -35,6 +36,8 @@ class KeepPlan:
         seed: seed of the method.
         checkpoint_fingerprint: the checkpoint the ids belong to.
         provenance: versions, command, time, settings.
+        merge_LE: float64, share of each old expert in the mean of its cluster, whose kept slot holds that mean; the
+            shares of a cluster sum to 1. None where kept experts stay as they are.
     """
 
     method: str
@@ -45,10 +48,19 @@ class KeepPlan:
     seed: int
     checkpoint_fingerprint: str
     provenance: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    merge_LE: Float[np.ndarray, "L E"] | None = field(default=None, compare=False)
 
     def label_of(self, layer: int) -> Int[np.ndarray, " E"]:
         """Row of `label_LE` of a decoder layer."""
         return self.label_LE[sorted(self.keep).index(layer)]
+
+    def members_of(self, layer: int) -> list[list[tuple[int, float]]] | None:
+        """(old expert, share) of every new expert's mean, in a decoder layer; None where nothing is merged."""
+        if self.merge_LE is None:
+            return None
+        share_E, label_E = self.merge_LE[sorted(self.keep).index(layer)], self.label_of(layer)
+        in_mean = [np.flatnonzero((label_E == new) & (share_E > 0)) for new in range(self.n_keep)]
+        return [[(int(e), float(share_E[e])) for e in experts] for experts in in_mean]
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON, complete or not at all; return its path."""
@@ -65,7 +77,7 @@ class KeepPlan:
     def to_json(self) -> str:
         """The plan as JSON text; `keep` is the keep map {layer: [old expert ids]}."""
         stored = {
-            "format": FORMAT,
+            "format": FORMAT if self.merge_LE is None else MERGING_FORMAT,
             "method": self.method,
             "n_keep": self.n_keep,
             "keep": {str(layer): list(ids) for layer, ids in self.keep.items()},
@@ -75,6 +87,8 @@ class KeepPlan:
             "checkpoint_fingerprint": self.checkpoint_fingerprint,
             "provenance": dict(self.provenance),
         }
+        if self.merge_LE is not None:
+            stored["merge"] = self.merge_LE.tolist()
         return json.dumps(stored) + "\n"
 
     @classmethod
@@ -86,7 +100,7 @@ class KeepPlan:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProxyError(
                 "the keep plan cannot be read: the file is missing, cut off or no plan",
-                expected=f"JSON of format {FORMAT} written by KeepPlan.save",
+                expected=f"JSON of format {FORMAT} or {MERGING_FORMAT} written by KeepPlan.save",
                 remedy="run moeproxy.select again and save the result",
                 where=path,
             ) from error
@@ -102,7 +116,8 @@ class KeepPlan:
 
 
 def _from_json(stored: dict[str, Any]) -> KeepPlan:
-    if stored["format"] != FORMAT:
+    merges = "merge" in stored
+    if stored["format"] != (MERGING_FORMAT if merges else FORMAT):
         raise ValueError(f"format {stored['format']}")
     weights = stored["weights"]
     return KeepPlan(
@@ -114,6 +129,7 @@ def _from_json(stored: dict[str, Any]) -> KeepPlan:
         seed=stored["seed"],
         checkpoint_fingerprint=stored["checkpoint_fingerprint"],
         provenance=stored["provenance"],
+        merge_LE=np.asarray(stored["merge"], dtype=np.float64) if merges else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Copy the kept experts' bytes from a checkpoint's shards to new ones, without holding a tensor in memory.
 
-Works on bytes: a kept expert's rows are the same bytes in any dtype, quantised ones included.
+Works on bytes: a kept expert's rows are the same bytes in any dtype, quantised ones included. Only merged experts are
+computed, a piece at a time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +20,7 @@ from moeproxy.errors import CheckpointError, ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.places import Place
 from moeproxy.experts.shards import Shard, TensorInfo
+from moeproxy.proxy.merge import Member, Mixed, Part, mean_bytes, same_form
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.remap import remap_ids
 
@@ -30,6 +33,7 @@ class Copy:
     """One output tensor: new name and shape, and the byte ranges (offset, length) of its source, in order.
 
     `change` turns the bytes of a small table into as many others; where it is set, the tensor is read as a whole.
+    `mixed` says what the tensor is computed from if experts are merged, stretch after stretch.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Copy:
     shape: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
     change: Callable[[bytes], bytes] | None = None
+    mixed: tuple[Mixed, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -75,10 +80,14 @@ def _copy(checkpoint: Checkpoint, plan: KeepPlan, mtp_from: int | None, name: st
     keep = plan.keep[layer]
     if place.kind == "ids":
         return Copy(name, name, info, info.shape, whole, _table(name, info, keep, plan.label_of(layer)))
+    members = plan.members_of(layer)
     if place.kind == "each":
         new = _new_id(place.expert or 0, keep, checkpoint.n_experts)
-        return None if new is None else Copy(_renumbered(name, place, new), name, info, info.shape, whole)
-    return _sliced(checkpoint, place, keep, name, info)
+        if new is None:
+            return None
+        mixed = _mixed_each(checkpoint, place, members[new], name, info) if members and new < len(keep) else ()
+        return Copy(_renumbered(name, place, new), name, info, info.shape, whole, mixed=mixed)
+    return _sliced(checkpoint, place, keep, name, info, members if place.kind == "stacked" else None)
 
 
 def _new_id(expert: int, keep: tuple[int, ...], n_experts: int) -> int | None:
@@ -91,6 +100,19 @@ def _new_id(expert: int, keep: tuple[int, ...], n_experts: int) -> int | None:
 def _renumbered(name: str, place: Place, new: int) -> str:
     start, stop = place.digits
     return f"{name[:start]}{new}{name[stop:]}"
+
+
+def _mixed_each(
+    checkpoint: Checkpoint, place: Place, members: list[Member], name: str, info: TensorInfo
+) -> tuple[Mixed, ...]:
+    """The tensors, of any shard, that are averaged into the tensor `name` of a representative."""
+    parts = []
+    for expert, share in members:
+        member = _renumbered(name, place, expert)
+        found = checkpoint.tensors[member]
+        same_form(found, info, member)
+        parts.append(Part(checkpoint.path / found.file, member, found.offset, share))
+    return (Mixed(info.nbytes, tuple(parts)),)
 
 
 _TABLE_DTYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
@@ -120,20 +142,41 @@ def _no_ids(name: str, info: TensorInfo, what: str) -> ProxyError:
     )
 
 
-def _sliced(checkpoint: Checkpoint, place: Place, keep: tuple[int, ...], name: str, info: TensorInfo) -> Copy:
-    """Keep the rows of kept experts, and the tail, along the tensor's expert axis."""
+def _sliced(
+    checkpoint: Checkpoint,
+    place: Place,
+    keep: tuple[int, ...],
+    name: str,
+    info: TensorInfo,
+    members: list[list[Member]] | None,
+) -> Copy:
+    """Keep the rows of kept experts (or their means), and the tail, along the tensor's expert axis."""
     axis = place.rule.axis if place.rule else 0
     tail = checkpoint.tail(place.rule) if place.rule else 0
     per_expert = (info.shape[axis] - tail) // checkpoint.n_experts
-    row_bytes = info.nbytes // math.prod(info.shape[: axis + 1])
-    rows = [(expert * per_expert, per_expert) for expert in keep]
+    stretches = [([(expert * per_expert, 1.0)], per_expert) for expert in keep]
+    if members:
+        stretches = [([(e * per_expert, share) for e, share in group], per_expert) for group in members]
     if tail:
-        rows.append((checkpoint.n_experts * per_expert, tail))
-    slabs = range(math.prod(info.shape[:axis]))
-    slab_bytes = row_bytes * info.shape[axis]
-    ranges = [(info.offset + s * slab_bytes + start * row_bytes, n * row_bytes) for s in slabs for start, n in rows]
+        stretches.append(([(checkpoint.n_experts * per_expert, 1.0)], tail))
+    mixed = _mixed_rows(checkpoint.path / info.file, name, info, axis, stretches)
     shape = (*info.shape[:axis], len(keep) * per_expert + tail, *info.shape[axis + 1 :])
-    return Copy(name, name, info, shape, tuple(_joined(ranges)))
+    ranges = [(stretch.parts[0].offset, stretch.nbytes) for stretch in mixed]
+    return Copy(name, name, info, shape, tuple(_joined(ranges)), mixed=tuple(mixed) if members else ())
+
+
+def _mixed_rows(
+    path: Path, name: str, info: TensorInfo, axis: int, stretches: list[tuple[list[tuple[int, float]], int]]
+) -> list[Mixed]:
+    """Stretches of an output tensor from ([(first row, share)], rows) along its expert axis."""
+    row_bytes = info.nbytes // math.prod(info.shape[: axis + 1])
+    slab_bytes = row_bytes * info.shape[axis]
+    starts = [info.offset + slab * slab_bytes for slab in range(math.prod(info.shape[:axis]))]
+    return [
+        Mixed(count * row_bytes, tuple(Part(path, name, start + row * row_bytes, share) for row, share in group))
+        for start in starts
+        for group, count in stretches
+    ]
 
 
 def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -160,18 +203,53 @@ def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[i
     Raises:
         ProxyError: a copied tensor holds NaN or infinite values.
     """
-    with _opened(source.path) as reader, out.open("wb") as writer:
+    with _Sources() as sources, out.open("wb") as writer:
         writer.write(_header(copies, source.metadata))
+        reader = sources.open(source.path)
         for copy in copies:
             if copy.change:
                 writer.write(copy.change(b"".join(_chunks(reader, source.path, *copy.ranges[0]))))
                 moved(copy.nbytes)
                 continue
-            for offset, length in copy.ranges:
-                for chunk in _chunks(reader, source.path, offset, length):
-                    _check_finite(chunk, copy, source.path)
-                    writer.write(chunk)
-                    moved(len(chunk))
+            for chunk in _mixed_chunks(copy, sources) if copy.mixed else _plain_chunks(copy, reader, source.path):
+                writer.write(chunk)
+                moved(len(chunk))
+
+
+class _Sources:
+    """Files that are read from, each opened once and closed at the end."""
+
+    def __init__(self) -> None:
+        self._stack, self._readers = ExitStack(), dict[Path, BinaryIO]()
+
+    def __enter__(self) -> _Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def open(self, path: Path) -> BinaryIO:
+        """The open file."""
+        if path not in self._readers:
+            self._readers[path] = self._stack.enter_context(_opened(path))
+        return self._readers[path]
+
+
+def _plain_chunks(copy: Copy, reader: BinaryIO, path: Path) -> Iterator[bytes]:
+    for offset, length in copy.ranges:
+        for chunk in _chunks(reader, path, offset, length):
+            _check_finite(chunk, copy.info.dtype, copy.source, path)
+            yield chunk
+
+
+def _mixed_chunks(copy: Copy, sources: _Sources) -> Iterator[bytes]:
+    def read(part: Part, start: int, size: int) -> bytes:
+        data = b"".join(_chunks(sources.open(part.path), part.path, part.offset + start, size))
+        _check_finite(data, copy.info.dtype, part.name, part.path)
+        return data
+
+    for stretch in copy.mixed:
+        yield from mean_bytes(stretch, copy.info.dtype, _CHUNK, read)
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -223,14 +301,14 @@ _EXPONENT = {
 }  # fmt: skip
 
 
-def _check_finite(chunk: bytes, copy: Copy, path: Path) -> None:
-    if copy.info.dtype not in _EXPONENT:
+def _check_finite(chunk: bytes, dtype: str, name: str, path: Path) -> None:
+    if dtype not in _EXPONENT:
         return
-    integer, bits = _EXPONENT[copy.info.dtype]
+    integer, bits = _EXPONENT[dtype]
     mask = integer(bits)
     if bool(((np.frombuffer(chunk, dtype=integer) & mask) == mask).any()):
         raise ProxyError(
-            f"tensor '{copy.source}' holds NaN or infinite weights",
+            f"tensor '{name}' holds NaN or infinite weights",
             expected="finite weights",
             remedy="go back to an earlier checkpoint of the run, or download this file again",
             where=path,

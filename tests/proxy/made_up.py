@@ -24,6 +24,18 @@ def plan_for(checkpoint: Checkpoint, n_keep: int, seed: int = 0) -> KeepPlan:
     return KeepPlan("random", n_keep, keep, label_LE, None, seed, checkpoint.fingerprint)
 
 
+def merging_plan_for(checkpoint: Checkpoint, n_keep: int, seed: int = 0) -> KeepPlan:
+    """`plan_for` with every dropped expert in the cluster of a kept one, merged with random shares."""
+    plan, rng = plan_for(checkpoint, n_keep, seed), np.random.default_rng(seed)
+    label_LE = rng.integers(0, n_keep, plan.label_LE.shape)
+    for row, layer in enumerate(sorted(plan.keep)):
+        label_LE[row, list(plan.keep[layer])] = np.arange(n_keep)
+    share_LE = rng.uniform(0.1, 1, label_LE.shape)
+    for share_E, label_E in zip(share_LE, label_LE, strict=True):
+        share_E /= np.bincount(label_E, share_E)[label_E]
+    return dataclasses.replace(plan, method="merge", label_LE=label_LE, merge_LE=share_LE)
+
+
 def made_up(
     *,
     n_layers: int = 2,

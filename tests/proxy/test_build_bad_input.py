@@ -171,6 +171,9 @@ def test_prediction_layers_are_refused_not_left_at_full_width(tmp_path: Path) ->
     tensors = load_file(file)
     extra = {n.replace("layers.2.", "layers.3."): t.clone() for n, t in tensors.items() if "layers.2." in n}
     save_file(tensors | extra, file, metadata={"format": "pt"})
+    text = (source / "config.json").read_text()
+    assert '"num_nextn_predict_layers": 0' in text
+    (source / "config.json").write_text(text.replace('"num_nextn_predict_layers": 0', '"num_nextn_predict_layers": 1'))
     checkpoint = Checkpoint.open(source)
     assert (checkpoint.moe_layers, checkpoint.extra_layers) == ((1, 2), (3,))
     assert "multi-token-prediction" in refused(checkpoint, plan_for(checkpoint, 8), tmp_path / "p")

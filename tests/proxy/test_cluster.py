@@ -198,7 +198,7 @@ def test_a_long_list_of_counts_is_shortened() -> None:
 
 @pytest.mark.bad_types
 def test_unknown_method_and_representative_are_refused() -> None:
-    with pytest.raises(ProxyError, match="one of cluster, random, first"):
+    with pytest.raises(ProxyError, match="one of cluster, merge, random, first"):
         select(made_up(), 3, method="best")  # type: ignore[arg-type]
     with pytest.raises(ProxyError, match="one of most_used, most_gate, medoid"):
         select(made_up(), 3, representative="mean")  # type: ignore[arg-type]
