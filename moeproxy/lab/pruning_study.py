@@ -50,6 +50,7 @@ METHODS = (
     Variant("gate", {"method": "gate"}),
     Variant("reap", {"method": "reap"}),
     Variant("cluster", {"method": "cluster"}),
+    Variant("merge", {"method": "merge"}),
     Variant("cluster: router", {"method": "cluster", "weights": (1, 0, 0)}),
     Variant("cluster: co-activation", {"method": "cluster", "weights": (0, 1, 0)}),
     Variant("cluster: context", {"method": "cluster", "weights": (0, 0, 1)}),
