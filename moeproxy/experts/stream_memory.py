@@ -16,10 +16,12 @@ from moeproxy.experts.checkpoint import Checkpoint
 
 MOST = 0.7  # share of the free memory that the weights of an ordinary pass may take
 _SMALL = 1 << 16  # bytes of a tensor that is not worth a file
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+_GROUPS = Path("/proc/self/cgroup")
+# Where the two versions of control groups are, and the files with limit and use.
+_VERSIONS = {
+    "": (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 
 
 def should_stream(checkpoint: Checkpoint, dtype: str, device: str) -> bool:
@@ -48,7 +50,7 @@ def free_bytes(device: str) -> int | None:
     """Memory that a process may still take, in bytes; None where the system does not say."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(torch.device(device))[0]
-    found = [_proc_available(), *(_cgroup_left(*names) for names in _CGROUPS)]
+    found = [_proc_available(), *_groups_left()]
     known = [value for value in found if value is not None]
     return min(known) if known else None
 
@@ -61,12 +63,31 @@ def _proc_available() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _cgroup_left(limit: str, usage: str) -> int | None:
-    """What is left under the limit of a control group (containers, batch systems)."""
+def _groups_left() -> list[int | None]:
+    """What is left under the limits of this process's control groups (containers, batch systems)."""
     try:
-        return int(Path(limit).read_text()) - int(Path(usage).read_text())
+        lines = _GROUPS.read_text().splitlines()
+    except OSError:
+        return []
+    left = []
+    for line in lines:  # "4:memory:/path" in version 1, "0::/path" in version 2
+        _, controllers, path = line.split(":", 2)
+        root, limit, usage = _VERSIONS.get(controllers, (None, "", ""))
+        if root is not None:
+            # In a container the path may be the one outside, and the container's own group is the root.
+            left += [_group_left(folder, limit, usage) for folder in (root / path.lstrip("/"), root)]
+    return left
+
+
+def _group_left(folder: Path, limit: str, usage: str) -> int | None:
+    try:
+        most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+        facts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no such control group, or its limit is "max"
         return None
+    # Cached files count as used, but make room when it is needed.
+    cached = sum(int(facts.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return most - used + cached
 
 
 def mapped(tensor: Tensor, scratch: str | Path | None) -> Tensor:

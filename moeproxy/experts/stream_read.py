@@ -20,7 +20,7 @@ _TYPES = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
 }  # fmt: skip
-_MOST = 1 << 28  # bytes a read call asks for
+_MOST = 1 << 26  # bytes a read call asks for
 
 
 class TensorReader:
@@ -49,10 +49,7 @@ class TensorReader:
         Raises:
             CheckpointError: it holds NaN or infinite values, or its file is shorter than its header says.
         """
-        info = self._checkpoint.tensors[name]
-        if info.dtype not in _TYPES:
-            raise self._error(name, f"tensor '{name}' has the dtype {info.dtype}", "a dtype that torch has")
-        value = torch.empty(info.shape, dtype=_TYPES[info.dtype])
+        value = torch.empty(self._checkpoint.tensors[name].shape, dtype=self._type(name))
         self._fill(name, value)
         return value
 
@@ -65,22 +62,33 @@ class TensorReader:
             place.copy_(self.read(name))
 
     def check(self, names: Iterable[str]) -> None:
-        """Read tensors only to see that they are finite."""
+        """Read tensors piece by piece only to see that they are finite."""
         for name in names:
-            self.read(name)
+            info = self._checkpoint.tensors[name]
+            size, kind = info.n_params, self._type(name)
+            buffer = torch.empty(min(size, _MOST // 4), dtype=kind)
+            for start in range(0, size, max(len(buffer), 1)):
+                self._fill(name, buffer[: size - start], start)
 
-    def _fill(self, name: str, value: Tensor) -> None:
+    def _fill(self, name: str, value: Tensor, start: int = 0) -> None:
+        """Read elements from number `start` on into contiguous memory."""
         info = self._checkpoint.tensors[name]
         array: Any = value.view(-1).view(torch.uint8).numpy()
-        view = memoryview(array)
+        view, place = memoryview(array), info.offset + start * value.element_size()
         handle, done = self._open(info.file), 0
         while done < len(view):
-            got = os.preadv(handle, [view[done : done + _MOST]], info.offset + done)
+            got = os.preadv(handle, [view[done : done + _MOST]], place + done)
             if got == 0:
                 raise self._error(name, f"the file ends within tensor '{name}'", "a complete file")
             done += got
         if not is_finite(value):
             raise not_finite(self._checkpoint.path / info.file, name)
+
+    def _type(self, name: str) -> torch.dtype:
+        stored = self._checkpoint.tensors[name].dtype
+        if stored not in _TYPES:
+            raise self._error(name, f"tensor '{name}' has the dtype {stored}", "a dtype that torch has")
+        return _TYPES[stored]
 
     def _open(self, file: str) -> int:
         if file not in self._files:

@@ -66,18 +66,18 @@ def test_every_tensor_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         path, max_shard_size="20KB", save_original_format=not fused
     )
     tiny.tokenizer().save_pretrained(path)
-    reads: Counter[str] = Counter()
+    reads: Counter[tuple[str, int]] = Counter()
     fill = TensorReader._fill
 
-    def counted(self: TensorReader, name: str, value: torch.Tensor) -> None:
-        reads[name] += 1
-        fill(self, name, value)
+    def counted(self: TensorReader, name: str, value: torch.Tensor, start: int = 0) -> None:
+        reads[name, start] += 1
+        fill(self, name, value, start)
 
     monkeypatch.setattr(TensorReader, "_fill", counted)
     checkpoint = Checkpoint.open(path)
     assert len(checkpoint.shards) > 3
     profile(checkpoint, tiny.TEXTS, batch_size=2, stream=True)
-    assert reads == Counter(dict.fromkeys(checkpoint.tensors, 1))
+    assert reads == Counter({(name, 0): 1 for name in checkpoint.tensors})
 
 
 def test_only_one_layer_holds_weights_at_a_time(qwen_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,17 +261,51 @@ def test_streams_on_its_own_when_the_weights_fill_the_memory(
     assert streams(None) is False
 
 
-def test_free_memory_is_no_more_than_the_machine_and_its_control_group_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("4:memory:/job", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+        ("0::/job", ("memory.max", "memory.current")),
+    ],
+)
+def test_free_memory_is_what_the_control_group_leaves(
+    line: str, files: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit, usage = tmp_path / "limit", tmp_path / "usage"
-    limit.write_text("1000000\n")
-    usage.write_text("400000\n")
-    monkeypatch.setattr(stream_memory, "_CGROUPS", ((str(limit), str(usage)),))
-    assert stream_memory.free_bytes("cpu") == 600_000
-    limit.write_text("max\n")
+    groups, root = tmp_path / "cgroup", tmp_path / "root"
+    folder = root / "job"
+    folder.mkdir(parents=True)
+    groups.write_text(f"9:cpu:/other\n{line}\n")
+    monkeypatch.setattr(stream_memory, "_GROUPS", groups)
+    monkeypatch.setattr(stream_memory, "_VERSIONS", {line.split(":")[1]: (root, *files)})
+    for name, text in zip((*files, "memory.stat"), ("1000000", "400000", "inactive_file 100000\nx 1"), strict=True):
+        (folder / name).write_text(text + "\n")
+    assert stream_memory.free_bytes("cpu") == 700_000
+    (folder / files[0]).write_text("max\n")
     whole = stream_memory.free_bytes("cpu")
     assert whole is None or whole > 1_000_000
+    groups.unlink()
+    assert stream_memory.free_bytes("cpu") == pytest.approx(whole, rel=0.2)
+
+
+def test_a_head_is_checked_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny.save(tiny.qwen3_moe(tie_word_embeddings=False), tmp_path / "m")
+    sizes: list[int] = []
+    fill = TensorReader._fill
+    monkeypatch.setattr("moeproxy.experts.stream_read._MOST", 400)
+    monkeypatch.setattr(
+        TensorReader,
+        "_fill",
+        lambda self, name, value, start=0: (sizes.append(len(value)), fill(self, name, value, start)),
+    )
+    with TensorReader(Checkpoint.open(path)) as reader:
+        reader.check(["lm_head.weight"])
+        assert sum(sizes) == 22 * 24
+        assert max(sizes) == 100
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"].view(-1)[-1] = float("inf")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with TensorReader(Checkpoint.open(path)) as reader, pytest.raises(CheckpointError, match=r"lm_head\.weight' holds"):
+        reader.check(["lm_head.weight"])
 
 
 def test_progress_counts_layers_times_texts(qwen_copy: Path) -> None:
