@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from moeproxy.errors import ProxyError
@@ -15,6 +16,7 @@ from moeproxy.experts.shards import INDEX_NAME
 from moeproxy.files import atomic_dir
 from moeproxy.proxy.check import CheckReport, check_paths, prune_in_memory
 from moeproxy.proxy.merge import check_mergeable
+from moeproxy.proxy.module_names import renumber_modules
 from moeproxy.proxy.plan import KeepPlan, Mtp, check_count
 from moeproxy.proxy.rewrite import planned_copies, write_shard
 from moeproxy.proxy.side_files import copy_side_files, edited_config, write_index
@@ -85,7 +87,8 @@ def build(
     """Write the proxy that `plan` describes to the new directory `out`.
 
     Shard by shard, tensor by tensor: memory stays flat whatever the checkpoint's size. The config is the
-    source's, byte for byte, but for the expert counts; tokenizer and other side files are copied;
+    source's, byte for byte, but for the expert counts (and experts that a quantisation config names by number);
+    tokenizer and other side files are copied;
     `keep_map.json` holds the plan. The directory appears by one rename after everything is on disk. A plan that merges
     experts has them averaged on the way, in float32, a piece of one tensor at a time.
 
@@ -234,7 +237,8 @@ def _write_all(
     copy_side_files(checkpoint.path, folder, skip=[KEEP_MAP])
     text = (checkpoint.path / "config.json").read_bytes().decode("utf-8-sig")
     zeroed = _mtp_keys(checkpoint) if checkpoint.extra_layers and mtp_from is None else []
-    (folder / "config.json").write_bytes(edited_config(text, checkpoint, plan.n_keep, zeroed).encode())
+    renumber = partial(renumber_modules, checkpoint=checkpoint, plan=plan, mtp_from=mtp_from)
+    (folder / "config.json").write_bytes(edited_config(text, checkpoint, plan.n_keep, zeroed, renumber).encode())
     (folder / KEEP_MAP).write_text(plan.to_json(), "utf-8")
     for shard, copies in jobs:
         write_shard(shard, copies, folder / shard.path.name, moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,15 @@ from moeproxy.proxy.rewrite import Copy
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx"}
 
 
+# These tell how the original was trained; beside a proxy they would describe another model. The keep map says where a
+# proxy comes from.
+_OF_THE_ORIGINAL = {"recipe.json", "trainer_state.json"}
+
+
 def copy_side_files(source: Path, folder: Path, skip: Sequence[str] = ()) -> None:
-    """Copy tokenizer, generation config, templates, licence, remote code; not weights, config, index, `skip`.
+    """Copy tokenizer, generation config, templates, licence, remote code.
+
+    Not copied: weights, config, index, hidden files, records of the original's training, and `skip`.
 
     Raises:
         CheckpointError: a file of the source cannot be read.
@@ -27,7 +34,7 @@ def copy_side_files(source: Path, folder: Path, skip: Sequence[str] = ()) -> Non
         relative = item.relative_to(source)
         weight = item.suffix in _WEIGHTS or item.name.endswith(".index.json")
         hidden = any(part.startswith(".") for part in relative.parts)
-        if item.is_dir() or weight or hidden or relative.as_posix() in {"config.json", *skip}:
+        if item.is_dir() or weight or hidden or relative.as_posix() in {"config.json", *_OF_THE_ORIGINAL, *skip}:
             continue
         try:
             data = item.read_bytes()
@@ -53,8 +60,16 @@ def write_index(checkpoint: Checkpoint, groups: Mapping[str, Sequence[Copy]], fo
     (folder / INDEX_NAME).write_text(json.dumps(new, indent=2) + "\n", "utf-8")
 
 
-def edited_config(text: str, checkpoint: Checkpoint, n_keep: int, zeroed: Sequence[str] = ()) -> str:
+def edited_config(
+    text: str,
+    checkpoint: Checkpoint,
+    n_keep: int,
+    zeroed: Sequence[str] = (),
+    change: Callable[[dict[str, Any]], None] | None = None,
+) -> str:
     """Return the config text with every expert count set to `n_keep` and `zeroed` keys to 0, all other bytes kept.
+
+    `change` makes further changes to the parsed config, in place.
 
     transformers rewrites keys when it saves a config, and older versions then load wrong logits; so the text
     is edited, not parsed and dumped. If the edit does not parse to exactly the wanted config, it is dumped
@@ -66,6 +81,8 @@ def edited_config(text: str, checkpoint: Checkpoint, n_keep: int, zeroed: Sequen
     added = [key for key in family.write_keys if key not in present]
     for key, value in (dict.fromkeys([*present, *added], n_keep) | dict.fromkeys(zeroed, 0)).items():
         _set(wanted, key, value)
+    if change:
+        change(wanted)
     edited = text
     for key in present:
         extra = "".join(f', "{name}": {n_keep}' for name in added) if key == present[0] else ""
