@@ -27,7 +27,7 @@ from jupyter_client.session import json_packer
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.view.apps.experts import ExpertPanel
-from moeproxy.view.apps.proxy_panel import ProxyPanel
+from moeproxy.view.apps.proxy import ProxyPanel
 from moeproxy.view.apps.ui import LiveFigure
 from tests.proxy.made_up import planted
 

@@ -4,6 +4,8 @@
 """
 
 from moeproxy.view.figures_experts import expert_load, keep_map, similarity_heatmap
+from moeproxy.view.figures_fidelity import fidelity_figure as fidelity
+from moeproxy.view.figures_fidelity import stability_figure as stability
 from moeproxy.view.figures_models import cost_bars, method_comparison
 from moeproxy.view.figures_overlay import overlay
 from moeproxy.view.figures_verdict import agreement, response_heatmap
@@ -15,9 +17,11 @@ __all__ = [
     "data_table",
     "describe",
     "expert_load",
+    "fidelity",
     "keep_map",
     "method_comparison",
     "overlay",
     "response_heatmap",
     "similarity_heatmap",
+    "stability",
 ]

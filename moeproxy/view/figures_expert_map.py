@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 from plotly.subplots import make_subplots
@@ -228,21 +227,6 @@ def describe(state: MapState) -> str:
     text += f" {lost_L[row]:.0f} % of the layer's gate mass loses its expert"
     text += f" (all layers: {lost_L.min():.0f} to {lost_L.max():.0f} %)"
     return text + ("." if whole_L is None else f", and {100 * whole_L[row]:.0f} % of the tokens keep all theirs.")
-
-
-def damage_table(damage: Damage) -> pd.DataFrame:
-    """Return the predicted damage of every layer, in the units of the figure."""
-    frame = pd.DataFrame(
-        {
-            "layer": list(damage.moe_layers),
-            "gate mass that loses its expert": [f"{x:.1%}" for x in damage.gate_lost_L],
-            "mean distance to the representative": [f"{x:.2f}" for x in damage.distance_mean_L],
-            "largest": [f"{x:.2f}" for x in damage.distance_max_L],
-        }
-    )
-    if damage.tokens_whole_L is not None:
-        frame["tokens that keep all their experts"] = [f"{x:.1%}" for x in damage.tokens_whole_L]
-    return frame
 
 
 def _traces(state: MapState) -> list[go.Scatter | go.Heatmap | go.Bar]:

@@ -19,7 +19,7 @@ from tests.browser.server import LabServer
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 CELL = """from moeproxy import ExpertProfile
-from moeproxy.view.apps.proxy_panel import ProxyPanel
+from moeproxy.view.apps.proxy import ProxyPanel
 panel = ProxyPanel("model", ExpertProfile.load("profile.npz"), out="proxies", n_keep=16)
 panel"""
 NOTEBOOK = "panel/panel.ipynb"

@@ -1,9 +1,13 @@
-"""Prepare a folder in which notebook 00 can run, as the tests of two folders need it."""
+"""Prepare a folder in which the notebooks can run, and run one, as the tests of two folders need it."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("out/start_here")
@@ -23,3 +27,48 @@ def copy_of(notebooks: Path, root: Path) -> Path:
             for file in (ROOT / "data" / "runs").glob(f"{model}--{run}--s0--*.parquet"):
                 shutil.copy(file, runs)
     return root / "notebooks"
+
+
+def execute(name: str, probe: str, root: Path, home: Path) -> nbformat.NotebookNode:
+    """Run a copy of a notebook below `root` with `probe` appended: what a reader would do with its panel.
+
+    Args:
+        name: file name of the notebook.
+        probe: code of the appended cell.
+        root: folder that the copy goes to.
+        home: folder for Jupyter's own state.
+    """
+    folder = copy_of(ROOT / "notebooks", root)
+    notebook = nbformat.read(folder / name, as_version=4)
+    notebook.cells.append(nbformat.v4.new_code_cell(probe))
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+            patch.setenv(variable, str(home))
+        # Widget state would add 5 MB a figure; nobody reads it here.
+        NotebookClient(
+            notebook,
+            timeout=540,
+            kernel_name="python3",
+            store_widget_state=False,
+            resources={"metadata": {"path": str(folder)}},
+        ).execute()
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode, kind: str) -> list[nbformat.NotebookNode]:
+    """Return all outputs of one kind."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [output for cell in cells for output in cell.outputs if output.output_type == kind]
+
+
+def check_executed(notebook: nbformat.NotebookNode, n_figures: int) -> None:
+    """Assert that every cell ran, nothing is shown in red, and `n_figures` static figures carry a text alternative."""
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert outputs(notebook, "error") == []
+    red = [output.text for output in outputs(notebook, "stream") if output.name == "stderr"]
+    assert red == []
+    shown = outputs(notebook, "execute_result") + outputs(notebook, "display_data")
+    figures = [output for output in shown if "application/vnd.plotly.v1+json" in output.data]
+    assert len(figures) == n_figures
+    assert all(output.data["application/vnd.plotly.v1+json"]["layout"]["meta"]["alt"] for output in figures)
+    assert "widgets" not in notebook.metadata

@@ -39,13 +39,13 @@ from moeproxy.view.figures_expert_map import (
     EXPERTS,
     MapState,
     changes,
-    damage_table,
     describe,
     layout_values,
     map_figure,
     titles,
     values,
 )
+from moeproxy.view.figures_fidelity import damage_table
 
 _VIEWS = ("router", "co-activation", "context", "expert output")
 _WIDE = {"description_width": "initial"}

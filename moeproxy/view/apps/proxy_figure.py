@@ -1,4 +1,4 @@
-"""The figure of the proxy panel: what is kept in every layer, in one layer, and what it saves.
+"""The figure of the proxy panel: what is kept in every layer, in one layer, what that breaks, and what it saves.
 
 Pure functions from a `PanelState` to a figure, to new values for its traces, and to a sentence. The number
 and order of traces never change, so a live figure is updated in place.
@@ -11,17 +11,20 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Bool, Float
 from plotly.subplots import make_subplots
 
 from moeproxy.experts.profile import ExpertProfile
-from moeproxy.proxy.cost import Cost
+from moeproxy.proxy.cost import Cost, devices
+from moeproxy.proxy.damage import Damage
 from moeproxy.proxy.plan import KeepPlan
-from moeproxy.view.style import FONT, GREEN, GREY, INK, ORIGINAL, PROXY
+from moeproxy.view.apps.selection import runs
+from moeproxy.view.style import BLUE, FONT, GREEN, GREY, INK, ORIGINAL, PROXY, VERMILLION
 
 # A width is set because a figure that is drawn before its cell is laid out takes 700 pixels for good.
-WIDTH_PX, HEIGHT_PX = 950, 640
+WIDTH_PX, HEIGHT_PX = 950, 760
 _GREYS = [[0.0, "#f2f2f2"], [1.0, "#7d7d7d"]]
 
 
@@ -35,6 +38,7 @@ class PanelState:
         layer: decoder layer number of the lower left part, one of `profile.moe_layers`.
         original: cost of the original model.
         predicted: cost of the proxy that the plan would give.
+        damage: what the plan is predicted to cost in each layer.
     """
 
     profile: ExpertProfile
@@ -42,6 +46,7 @@ class PanelState:
     layer: int
     original: Cost
     predicted: Cost
+    damage: Damage
 
     @cached_property
     def share_LE(self) -> Float[np.ndarray, "L E"]:
@@ -66,17 +71,23 @@ class PanelState:
 def proxy_figure(state: PanelState) -> go.Figure:
     """Return the complete figure for `state`."""
     figure = make_subplots(
-        rows=2,
+        rows=3,
         cols=2,
-        specs=[[{"colspan": 2}, None], [{}, {}]],
-        column_widths=[0.66, 0.34],
-        row_heights=[0.42, 0.58],
-        vertical_spacing=0.2,
-        horizontal_spacing=0.12,
-        subplot_titles=("Experts kept in every layer (grey: dropped)", layer_title(state), "Predicted size"),
+        specs=[[{"colspan": 2}, None], [{}, {}], [{"colspan": 2}, None]],
+        row_heights=[0.36, 0.46, 0.18],
+        vertical_spacing=0.14,
+        horizontal_spacing=0.1,
+        subplot_titles=(
+            "Experts kept in every layer (grey: dropped)",
+            layer_title(state),
+            "Predicted damage in every layer",
+            "Predicted size",
+        ),
     )
-    for trace, (row, col) in zip(_traces(state), ((1, 1), (1, 1), (2, 1), (2, 1), (2, 2)), strict=True):
+    cells = ((1, 1), (1, 1), (2, 1), (2, 1), (3, 1), (2, 2), (2, 2))
+    for trace, (row, col) in zip(_traces(state), cells, strict=True):
         figure.add_trace(trace, row=row, col=col)
+    figure.update_annotations(font_size=14)
     _label_axes(figure, state)
     figure.update_layout(
         width=WIDTH_PX,
@@ -87,7 +98,7 @@ def proxy_figure(state: PanelState) -> go.Figure:
         barmode="overlay",
         bargap=0.15,
         margin={"l": 70, "r": 30, "t": 90, "b": 60},
-        legend={"orientation": "h", "x": 0.0, "y": -0.12, "yanchor": "top", "title": {"text": ""}},
+        legend={"orientation": "h", "x": 0.0, "y": -0.09, "yanchor": "top", "title": {"text": ""}},
         coloraxis=_colours(state),
         uirevision="panel",  # a redraw keeps the reader's zoom
     )
@@ -109,13 +120,33 @@ def layer_title(state: PanelState) -> str:
 def describe(state: PanelState) -> str:
     """Return what the figure shows for the chosen layer, in words."""
     share_E, kept_E = state.share_LE[state.row], state.kept_LE[state.row]
-    kept = "all experts" if kept_E.all() else f"experts {_ranges(np.flatnonzero(kept_E).tolist())}"
+    kept = "all experts" if kept_E.all() else f"experts {runs(np.flatnonzero(kept_E).tolist())}"
     sentence = f"Layer {state.layer} keeps {kept}; they received {share_E[kept_E].sum():.0f} % of its tokens."
     if not kept_E.all():
         lost = int(np.where(kept_E, -1.0, share_E).argmax())
         sentence += f" The most used expert dropped is {lost} ({share_E[lost]:.1f} %)."
+    lost_L, whole_L = 100.0 * state.damage.gate_lost_L, state.damage.tokens_whole_L
+    sentence += f" {lost_L[state.row]:.0f} % of its gate mass loses its expert"
+    sentence += "." if whole_L is None else f"; {100 * whole_L[state.row]:.0f} % of its tokens keep all theirs."
     sizes = f"{_megabytes(state.original):,.2f} to {_megabytes(state.predicted):,.2f} MB"
     return f"{sentence} The weights shrink from {sizes}."
+
+
+def size_table(state: PanelState) -> pd.DataFrame:
+    """Return the size of original and proxy, and the devices that training their weights takes."""
+    rows = [
+        {
+            "model": name,
+            "experts per layer": item.n_experts,
+            "parameters": f"{item.params:,}",
+            "used by a token": f"{item.params_active:,}",
+            "weights": f"{_megabytes(item):,.2f} MB",
+            "share of the original": f"{item.nbytes / state.original.nbytes:.0%}",
+            "80 GiB devices for training": devices(item),
+        }
+        for name, item in (("original", state.original), ("proxy", state.predicted))
+    ]
+    return pd.DataFrame(rows)
 
 
 def values(state: PanelState) -> list[dict[str, Any]]:
@@ -123,17 +154,21 @@ def values(state: PanelState) -> list[dict[str, Any]]:
     share_LE, kept_LE = state.share_LE, state.kept_LE
     share_E, kept_E = share_LE[state.row], kept_LE[state.row]
     sizes = [_megabytes(state.original), _megabytes(state.predicted)]
+    whole_L = state.damage.tokens_whole_L
     return [
         {"z": _only(share_LE, kept_LE)},
         {"z": _only(share_LE, ~kept_LE)},
         {"y": np.where(kept_E, share_E, 0.0)},
         {"y": np.where(kept_E, 0.0, share_E)},
         {"x": sizes, "text": [f"{size:,.2f} MB" for size in sizes]},
+        {"y": 100.0 * state.damage.gate_lost_L},
+        {"y": [] if whole_L is None else 100.0 * whole_L},
     ]
 
 
-def _traces(state: PanelState) -> list[go.Heatmap | go.Bar]:
-    kept, dropped, bars_kept, bars_dropped, sizes = values(state)
+def _traces(state: PanelState) -> list[go.Heatmap | go.Bar | go.Scatter]:
+    kept, dropped, bars_kept, bars_dropped, sizes, lost, whole = values(state)
+    layers = [str(layer) for layer in state.profile.moe_layers]
     experts = np.arange(state.profile.n_experts)
     grid = {"x": experts, "y": [str(layer) for layer in state.profile.moe_layers], "xgap": 1, "ygap": 1}
     hover = "layer %{y}, expert %{x}: %{z:.2f} % of tokens"
@@ -153,6 +188,21 @@ def _traces(state: PanelState) -> list[go.Heatmap | go.Bar]:
             marker={"color": [ORIGINAL, PROXY]},
             hovertemplate="%{y}: %{x:.2f} MB<extra></extra>",
         ),
+        go.Bar(
+            **lost,
+            x=layers,
+            name="gate mass that loses its expert",
+            marker={"color": VERMILLION},
+            hovertemplate="layer %{x}: %{y:.1f} % of the gate mass<extra></extra>",
+        ),
+        go.Scatter(
+            **whole,
+            x=layers,
+            name="tokens that keep all their experts",
+            mode="markers",
+            marker={"symbol": "diamond", "size": 9, "color": BLUE, "line": {"width": 1, "color": "white"}},
+            hovertemplate="layer %{x}: %{y:.1f} % of the tokens<extra></extra>",
+        ),
     ]
 
 
@@ -161,15 +211,17 @@ def _label_axes(figure: go.Figure, state: PanelState) -> None:
     figure.update_yaxes(title_text="layer", type="category", autorange="reversed", row=1, col=1)
     figure.update_xaxes(title_text="expert", row=2, col=1)
     figure.update_yaxes(title_text="% of tokens", rangemode="tozero", row=2, col=1)
-    figure.update_xaxes(title_text="MB", range=[0, 1.05 * _megabytes(state.original)], row=2, col=2)
-    figure.update_yaxes(autorange="reversed", row=2, col=2)
+    figure.update_xaxes(title_text="MB", range=[0, 1.05 * _megabytes(state.original)], row=3, col=1)
+    figure.update_yaxes(autorange="reversed", row=3, col=1)
+    figure.update_xaxes(title_text="layer", type="category", row=2, col=2)
+    figure.update_yaxes(title_text="%", rangemode="tozero", row=2, col=2)
 
 
 def _colours(state: PanelState) -> dict[str, Any]:
     # Beside the upper row only: the default bar spans the figure and meets the legend.
     bar = {
         "title": {"text": "kept:<br>% of tokens"},
-        "len": 0.42,
+        "len": 0.4,
         "y": 1.0,
         "yanchor": "top",
         "thickness": 14,
@@ -182,17 +234,6 @@ def _only(share_LE: np.ndarray, shown_LE: np.ndarray) -> list[list[float | None]
     return [
         [float(x) if yes else None for x, yes in zip(*row, strict=True)] for row in zip(share_LE, shown_LE, strict=True)
     ]
-
-
-def _ranges(ids: list[int]) -> str:
-    """Return ascending numbers with runs of three or more as first to last: 0-2, 5, 6."""
-    runs: list[list[int]] = []
-    for i in ids:
-        if runs and i == runs[-1][-1] + 1:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def _top(state: PanelState) -> float:

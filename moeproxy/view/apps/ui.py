@@ -145,6 +145,26 @@ def _defined(value: Any) -> Any:
     return value
 
 
+class TimeLeft:
+    """Says how much is done and how long the rest will take at the pace so far.
+
+    Args:
+        unit: what is counted.
+        scale: by what counts are multiplied before they are shown (1e-6: bytes as MB).
+    """
+
+    def __init__(self, unit: str, scale: float = 1.0) -> None:
+        self._unit, self._scale, self._start_s = unit, scale, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> str:
+        digits = 0 if self._scale == 1.0 else 1
+        text = f"{done * self._scale:,.{digits}f} of {total * self._scale:,.{digits}f} {self._unit}"
+        if not 0 < done < total:
+            return text
+        left_s = (time.monotonic() - self._start_s) * (total - done) / done
+        return f"{text}, {f'{left_s / 60:.0f} min' if left_s > 90 else f'{left_s:.0f} s'} left"
+
+
 class Job:
     """Work in a background thread, with a start and a cancel button, progress and a status line.
 
@@ -152,6 +172,7 @@ class Job:
         work: called with `report(fraction, text)`, which it calls between its steps; `report` raises
             `Cancelled` once the user asked for it, so that clean-up code of the work runs as usual.
         label: what the start button says.
+        cancel: what the cancel button says; two jobs of one panel need different names.
         status: where progress, result and errors are told; its own line when not given.
         on_done: called with the result in the worker thread.
     """
@@ -161,14 +182,16 @@ class Job:
         work: Callable[[Report], Any],
         label: str,
         *,
+        cancel: str = "Cancel",
         status: Status | None = None,
         on_done: Callable[[Any], None] | None = None,
     ) -> None:
         self._work, self._on_done = work, on_done
         self.status = status or Status()
         self.start_button = widgets.Button(description=label, layout=widgets.Layout(width="auto"))
-        self.cancel_button = widgets.Button(description="Cancel", disabled=True)
-        self.bar = widgets.FloatProgress(value=0.0, max=1.0, description="0 %")
+        self.cancel_button = widgets.Button(description=cancel, disabled=True, layout=widgets.Layout(width="auto"))
+        self.bar = widgets.FloatProgress(value=0.0, max=1.0, description="0 %", style={"description_width": "48px"})
+        self.bar.layout.width = "220px"
         self.widget = widgets.HBox([self.start_button, self.cancel_button, self.bar])
         self.state: JobState = "idle"
         self.result: Any = None

@@ -13,7 +13,7 @@ from plotly.basedatatypes import Undefined
 
 from moeproxy.errors import ProxyError
 from moeproxy.view.apps.slider import NamedSlider
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status
+from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status, TimeLeft
 
 
 def _in_threads(action: Callable[[int], None], count: int) -> None:
@@ -188,6 +188,18 @@ def test_job_reports_at_most_ten_times_a_second() -> None:
     job.start()
     job.join(10)
     assert len(drawn) < 20
+
+
+def test_time_left_is_said_between_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("moeproxy.view.apps.ui.time.monotonic", lambda: now_s[0])
+    left = TimeLeft("MB", 1e-6)
+    assert left(0, 8_000_000) == "0.0 of 8.0 MB"
+    now_s[0] += 6.0
+    assert left(2_000_000, 8_000_000) == "2.0 of 8.0 MB, 18 s left"
+    assert left(100_000, 8_000_000) == "0.1 of 8.0 MB, 8 min left"
+    assert left(8_000_000, 8_000_000) == "8.0 of 8.0 MB"
+    assert TimeLeft("resamples")(3, 20).startswith("3 of 20 resamples, ")
 
 
 def test_slider_has_a_name_and_stays_inside() -> None:
