@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+from moeproxy.lab.rollout_hooks import RolloutHooks, SamplingSeam
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import GRPOSettings
 
@@ -57,6 +58,7 @@ class RolloutEngine:
         self._attention: list[Any] = [m for m in self.model.modules() if isinstance(getattr(m, "scaling", None), float)]
         self._scales: list[float] = [module.scaling for module in self._attention]
         self._eos: Any = tokenizer.eos_token_id
+        self._hooks = RolloutHooks(self.model, seams)
 
     @torch.no_grad()
     def sync(self, trained: nn.Module) -> None:
@@ -74,16 +76,18 @@ class RolloutEngine:
         """Sample one response for each of `prompts` (B*G strings)."""
         for module, scale in zip(self._attention, self._scales, strict=True):
             module.scaling = self._seams.attention_scale(scale, step=step)
+        self._hooks.step = step
+        self._seams.rollout_weights(self.model, step=step)
         encoded = self._tokenizer(list(prompts), padding=True, return_tensors="pt")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1_000_003 * (self._seed + 1) + step)
-            written = self._sample(encoded["input_ids"], encoded["attention_mask"])
-        start = encoded["input_ids"].shape[1]
-        tokens_BT = written.sequences[:, start:]
-        logprobs_BT = self._logprobs(written.logits, tokens_BT)
+            seam = SamplingSeam(self._seams, step, encoded["input_ids"].shape[1])
+            written_BT = self._sample(encoded["input_ids"], encoded["attention_mask"], seam)
+        tokens_BT = written_BT[:, encoded["input_ids"].shape[1] :]
+        logprobs_BT = self._logprobs(seam.logits, tokens_BT)
         return self._strip(encoded, tokens_BT, logprobs_BT)
 
-    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> Any:
+    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, seam: SamplingSeam) -> torch.Tensor:
         model: Any = self.model  # transformers types generate by mixins that a type checker cannot follow
         return model.generate(
             input_ids=ids_BT,
@@ -95,12 +99,11 @@ class RolloutEngine:
             top_p=1.0,
             pad_token_id=self._tokenizer.pad_token_id,
             eos_token_id=self._eos,
-            return_dict_in_generate=True,
-            output_logits=True,
+            logits_processor=LogitsProcessorList([seam]),
         )
 
-    def _logprobs(self, logits: tuple[torch.Tensor, ...], tokens_BT: torch.Tensor) -> torch.Tensor:
-        logits_BTV = torch.stack(logits, dim=1).float() / self._settings.temperature
+    def _logprobs(self, logits: Sequence[torch.Tensor], tokens_BT: torch.Tensor) -> torch.Tensor:
+        logits_BTV = torch.stack(list(logits), dim=1).float() / self._settings.temperature
         return logits_BTV.log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
 
     def _strip(self, encoded, tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> Rollouts:

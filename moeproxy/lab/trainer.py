@@ -6,6 +6,7 @@ TRL is pinned: the methods overridden here (`_generate_and_score_completions`, `
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,9 @@ from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from moeproxy.lab import probes
+from moeproxy.lab.balance import load_balancing_loss, routers_watched
 from moeproxy.lab.engine import RolloutEngine
-from moeproxy.lab.seams import Seams
+from moeproxy.lab.seams import Batch, Coefficients, Seams, Update
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.lab.tasks import reward
 
@@ -75,6 +77,7 @@ class LabTrainer(GRPOTrainer):
         super().__init__(reward_funcs=score, rollout_func=self._rollout, **kwargs)
         self.record = Record()
         self._trained_logprobs = torch.empty(0)
+        self._finite = True
         trained: Any = self.model
         self._change = probes.WeightChange(trained.parameters())
         self._load = probes.RouterLoad(trained)
@@ -100,7 +103,7 @@ class LabTrainer(GRPOTrainer):
 
     def _score(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
         rewards = [reward(text, right) for text, right in zip(completions, answer, strict=True)]
-        rewards = self._seams.reward(rewards, step=self.lab_step)
+        rewards = self._seams.reward(rewards, completions, answer, step=self.lab_step)
         self.record.add(**probes.group_signals(rewards, self._settings.samples))
         self._rewards = rewards
         return rewards
@@ -109,6 +112,12 @@ class LabTrainer(GRPOTrainer):
         out = super()._generate_and_score_completions(inputs)
         sampled = self._seams.sampled_logprobs(out["sampling_per_token_logps"], step=self.lab_step)
         out["sampling_per_token_logps"] = out["old_per_token_logps"] = sampled
+        batch = Batch(self._rewards, self._settings.samples)
+        out["advantages"] = self._seams.advantages(out["advantages"], batch, step=self.lab_step)
+        mask_BT = self._seams.loss_mask(out["completion_mask"], step=self.lab_step)
+        if mask_BT is not out["completion_mask"]:
+            # TRL multiplies the two in the loss; only the first reaches the attention.
+            out["tool_mask"] = mask_BT
         responses = [
             ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], out["completion_mask"], strict=True)
         ]
@@ -136,7 +145,15 @@ class LabTrainer(GRPOTrainer):
         return out
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        loss = super()._compute_loss(model, inputs)
+        healthy = Coefficients(self._settings.beta)
+        chosen = self._seams.coefficients(healthy, step=self.lab_step)
+        self.beta, self.entropy_coef = chosen.beta, chosen.entropy
+        self._entropy_bonus_enabled = chosen.entropy != 0
+        with routers_watched(model if chosen.balance else None) as routed:
+            loss = super()._compute_loss(model, inputs)
+        if chosen.balance:
+            mask_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            loss = loss + chosen.balance * load_balancing_loss(routed, mask_BT)
         logged = {name: values[-1] for name, values in self._metrics["train"].items() if values}
         parts = {"kl": logged["kl"]} if self.beta else {}
         rest = self.beta * parts.get("kl", 0.0)
@@ -158,7 +175,11 @@ class LabTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        self.record.add(**probes.gradient_norms(self.accelerator.unwrap_model(self.model).named_parameters()))
+        named = list(self.accelerator.unwrap_model(self.model).named_parameters())
+        self._seams.gradients(named, step=self.lab_step)
+        norms = probes.gradient_norms(named)
+        self.record.add(**norms)
+        self._finite = math.isfinite(norms["grad_norm"])
         return loss
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
@@ -166,7 +187,10 @@ class LabTrainer(GRPOTrainer):
         update = optimizer.step
 
         def step(*step_args: Any, **step_kwargs: Any) -> None:
-            self._seams.optimizer_step(lambda: update(*step_args, **step_kwargs), step=self.lab_step)
+            # As frameworks do it: a step whose gradients are not finite is left out.
+            if self._finite:
+                whole = Update(lambda: update(*step_args, **step_kwargs), optimizer)
+                self._seams.optimizer_step(whole, step=self.lab_step)
             self.record.add(update_norm=self._change.measure())
 
         optimizer.step = step

@@ -17,6 +17,12 @@ def qwen3() -> Path:
     return data_dir() / "models" / "qwen3-moe-tiny"
 
 
+@pytest.fixture(scope="session")
+def shipped_models() -> Path:
+    """Folder of both shipped models."""
+    return data_dir() / "models"
+
+
 @pytest.fixture(scope="session", params=MODELS)
 def shipped(request: pytest.FixtureRequest) -> Path:
     return data_dir() / "models" / request.param

@@ -10,10 +10,11 @@ import torch
 
 from moeproxy.errors import FaultError
 from moeproxy.lab.faults import FAULTS, fault, inject
+from moeproxy.lab.faults.catalogue import FAMILIES, PAGE, page
 from moeproxy.lab.faults.numeric import mantissa_bits, rounded
-from moeproxy.lab.seams import SEAMS, Seams
+from moeproxy.lab.seams import SEAMS, Seams, Update
 from moeproxy.lab.settings import Injection
-from moeproxy.traces.signals import signal_of
+from moeproxy.traces.signals import SIGNALS
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -22,8 +23,8 @@ def test_entry_is_complete(name: str) -> None:
     assert item.seam in SEAMS
     assert all((item.title, item.what, item.twin, item.check, item.remedy, item.tell_tales))
     for tale in item.tell_tales:
-        signal_of(tale.signal)
-        assert tale.direction in (-1, 1)
+        assert tale.signal in SIGNALS
+        assert tale.direction in (-1, 0, 1)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -81,12 +82,16 @@ def test_scale_is_healthy_before_the_onset() -> None:
         assert [seams.attention_scale(0.17, step=s) for s in (1, 2, 3, 4)] == [0.17, 0.17, 0.125, 0.125]
 
 
+def _counting(done: list[int]) -> Update:
+    return Update(lambda: done.append(1), torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+
+
 @pytest.mark.parametrize(("strength", "applied"), [(1.0, 0), (0.5, 10), (0.25, 15), (0.0, 20)])
 def test_freeze_skips_its_share_of_updates(strength: float, applied: int) -> None:
     seams, done = Seams(), []
     with inject(seams, [Injection("update_freeze", strength, 1)], steps=20):
         for step in range(1, 21):
-            seams.optimizer_step(lambda: done.append(1), step=step)
+            seams.optimizer_step(_counting(done), step=step)
     assert len(done) == applied
 
 
@@ -94,6 +99,12 @@ def test_two_faults_act_together() -> None:
     seams, done = Seams(), []
     both = [Injection("update_freeze", 1.0, 1), Injection("rollout_logp_precision", 1.0, 1)]
     with inject(seams, both, steps=2):
-        seams.optimizer_step(lambda: done.append(1), step=1)
+        seams.optimizer_step(_counting(done), step=1)
         assert seams.attention_scale(0.17, step=1) == 0.125
     assert not done
+
+
+def test_the_page_is_that_of_the_entries() -> None:
+    assert PAGE.read_text("utf-8") == page(), "run python -m moeproxy.lab.faults.catalogue"
+    assert {item.family for item in FAULTS.values()} == set(FAMILIES)
+    assert all(f"### `{name}`" in page() for name in FAULTS)

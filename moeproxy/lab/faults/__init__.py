@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from moeproxy.errors import FaultError
-from moeproxy.lab.faults import numeric, optimisation
+from moeproxy.lab.faults import credit, framework, generation, numeric, operators, optimisation, rewards, routing
 from moeproxy.lab.faults.fault import Fault, TellTale
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import Injection
 
 __all__ = ["FAULTS", "Fault", "TellTale", "check_injection", "fault", "inject"]
 
-FAULTS: dict[str, Fault] = {item.id: item for item in (*numeric.FAULTS, *optimisation.FAULTS)}
-"""Every fault by id."""
+_FAMILIES = (numeric, framework, operators, routing, rewards, generation, optimisation, credit)
+
+FAULTS: dict[str, Fault] = {item.id: item for family in _FAMILIES for item in family.FAULTS}
+"""Every fault by id, family by family."""
 
 
 def fault(fault_id: str) -> Fault:

@@ -18,7 +18,7 @@ class TellTale:
 
     Args:
         signal: canonical name.
-        direction: +1 when it rises, -1 when it falls, against the healthy run of the same seed.
+        direction: +1 when it rises, -1 when it falls, against the healthy run of the same seed; 0 when it becomes NaN.
     """
 
     signal: str
