@@ -110,9 +110,7 @@ def _best(cluster_E: np.ndarray, medoids: np.ndarray, rank_E: np.ndarray, may_E:
     """The member of every cluster with the highest rank among those that may; the medoid on a tie, else the lowest
     id."""
     rank_E = np.where(may_E, rank_E.astype(np.float64), -1.0)
-    best = np.empty_like(medoids)
-    for cluster, medoid in enumerate(medoids.tolist()):
-        members = np.flatnonzero(cluster_E == cluster)
-        top = members[rank_E[members] == rank_E[members].max()]
-        best[cluster] = medoid if medoid in top else int(top[0])
-    return best
+    is_other_E = medoids[cluster_E] != np.arange(len(cluster_E))
+    # Sorted by cluster, then rank downwards, then the medoid first; equal ones keep the order of their ids.
+    order = np.lexsort((is_other_E, -rank_E, cluster_E))
+    return order[np.searchsorted(cluster_E[order], np.arange(len(medoids)))]

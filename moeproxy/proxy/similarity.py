@@ -79,6 +79,7 @@ def distances(
     centred: bool = True,
     own_load: bool = True,
     output: bool = True,
+    router_LEE: Float[np.ndarray, "L E E"] | None = None,
 ) -> Views:
     """Return cosine distances between experts in four views, normalised per layer.
 
@@ -96,6 +97,7 @@ def distances(
             large common part).
         own_load: keep each expert's own load on the diagonal of the co-activation counts.
         output: make the fourth view too.
+        router_LEE: that view if at hand, made with the same normalisation.
 
     Example:
         >>> distances(result, layer=0).fuse((1, 1, 1)).shape
@@ -106,15 +108,12 @@ def distances(
     cooccur_LEE = profile.cooccur_LEE[rows].astype(np.float32)
     if not own_load:
         cooccur_LEE = cooccur_LEE * (1 - np.eye(profile.n_experts, dtype=np.float32))
-    sources = [(profile.router_LED, np.ones_like(used_LE)), (None, used_LE), (profile.context_LED, used_LE)]
-    sources += [(profile.output_LED, used_LE)] if output else []
-    views = []
-    for number, (vectors_LED, known_LE) in enumerate(sources):
-        vectors = cooccur_LEE if vectors_LED is None else vectors_LED[rows]
-        if centred and number >= 2:
-            vectors = _centred(vectors, profile.load_LE[rows])
-        views.append(_normalise(_cosine(vectors, known_LE), normalisation))
-    return Views(views[0], views[1], views[2], normalisation, centred, own_load, views[3] if output else None)
+    if router_LEE is None:
+        router_LEE = _normalise(_cosine(profile.router_LED[rows], np.ones_like(used_LE)), normalisation)
+    sources = [profile.context_LED] + ([profile.output_LED] if output else [])
+    means = [_centred(mean_LED[rows], profile.load_LE[rows]) if centred else mean_LED[rows] for mean_LED in sources]
+    views = [_normalise(_cosine(vectors, used_LE), normalisation) for vectors in (cooccur_LEE, *means)]
+    return Views(router_LEE, views[0], views[1], normalisation, centred, own_load, views[2] if output else None)
 
 
 def _centred(vectors_LED: np.ndarray, load_LE: np.ndarray) -> np.ndarray:

@@ -159,10 +159,14 @@ class _Chooser:
         self._views = {k: options[k] for k in ("normalisation", "centred", "own_load") if k in options}
         self._output = len(options.get("weights", ())) == 4
         self._grouped = options.get("method", "cluster") in GROUPING
+        self._router_LEE: np.ndarray | None = None  # the same in every resample
 
     def __call__(self, count_F: Int[np.ndarray, " F"] | Float[np.ndarray, " F"]) -> KeepPlan:
         sample = _resampled(self._profile, count_F)
-        views = distances(sample, **self._views, output=self._output) if self._grouped else None
+        views = None
+        if self._grouped:
+            views = distances(sample, **self._views, output=self._output, router_LEE=self._router_LEE)
+            self._router_LEE = views.router_LEE
         return select(sample, self._n_keep, **self._options, views=views)
 
 
