@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import os
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -105,12 +107,15 @@ def provenance(**extra: object) -> dict[str, object]:
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": dict(_versions()),
         **extra,
     }
 
 
+@functools.cache  # reading the metadata of a package takes a millisecond, and a slider asks at every move
+@cache
 def _versions() -> dict[str, str]:
+    # Read once: looking them up takes longer than choosing experts, which a slider asks for often.
     found = {}
     for name in _VERSIONED:
         try:
