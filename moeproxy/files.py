@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import hashlib
 import os
@@ -112,10 +111,8 @@ def provenance(**extra: object) -> dict[str, object]:
     }
 
 
-@functools.cache  # reading the metadata of a package takes a millisecond, and a slider asks at every move
-@cache
+@cache  # reading the metadata of a package takes a millisecond, and a slider asks at every move
 def _versions() -> dict[str, str]:
-    # Read once: looking them up takes longer than choosing experts, which a slider asks for often.
     found = {}
     for name in _VERSIONED:
         try:
