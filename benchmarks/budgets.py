@@ -25,10 +25,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from moeproxy.experts import profile as profile_module
+from moeproxy.experts.batches import pad, zeros
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
-from moeproxy.experts.profile import pad, profile, tokenise
+from moeproxy.experts.profile import profile, tokenise
+from moeproxy.experts.profile import run as run_profile
 from moeproxy.lab import probes
 from moeproxy.lab.pruning_study import calibration_texts
 from moeproxy.lab.run import run
@@ -75,8 +76,8 @@ def profiling(model: Path, rounds: int) -> None:
                 loaded.model(input_ids=ids, attention_mask=mask, use_cache=False)
 
     def observed() -> None:
-        totals = {layer: profile_module._totals(loaded, checkpoint, True) for layer in checkpoint.moe_layers}
-        profile_module.run(loaded, checkpoint, totals, texts, 200, None)
+        totals = {layer: zeros(loaded, checkpoint, True) for layer in checkpoint.moe_layers}
+        run_profile(loaded, checkpoint, totals, texts, 200)
 
     show("profile / plain forward pass", alternating(observed, plain, rounds), 1.3)
 

@@ -5,15 +5,17 @@
 From the change of the control's value to the last message of the figure's update, without the wait that lets a
 burst of moves settle; then the sentence and the tables. Prints median, smallest and largest in milliseconds for
 each control of the two panels, against the budget of 150 ms. Machines are noisy, and no test depends on these
-numbers.
+numbers. On a busy machine the processor's time says more than the clock's.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,17 +57,39 @@ def made_up_profile(n_layers: int, n_experts: int) -> ExpertProfile:
     )
 
 
+def sparse_checkpoint(folder: Path, n_layers: int, n_experts: int) -> Checkpoint:
+    """Return a Qwen3-MoE checkpoint of that many layers and experts whose weights are holes in a file."""
+    config = {"model_type": "qwen3_moe", "num_experts": n_experts, "num_experts_per_tok": TOP_K}
+    config |= {"num_hidden_layers": n_layers, "hidden_size": 64, "moe_intermediate_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    header, end = {}, 0
+    for layer in range(n_layers):
+        block = f"model.layers.{layer}.mlp"
+        shapes = {f"{block}.gate.weight": [n_experts, 64]}
+        for expert in range(n_experts):
+            shapes |= {f"{block}.experts.{expert}.{name}_proj.weight": [32, 64] for name in ("gate", "up")}
+            shapes[f"{block}.experts.{expert}.down_proj.weight"] = [64, 32]
+        for name, shape in shapes.items():
+            start, end = end, end + 2 * shape[0] * shape[1]
+            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    return Checkpoint.open(folder)
+
+
 class Clock:
     """Packs a figure's messages as a kernel does, and notes when the last one is packed."""
 
     def __init__(self, figure: LiveFigure) -> None:
-        self.sent_s = 0.0
+        self.sent_s, self.sent_cpu_s = 0.0, 0.0
         figure.widget.comm.publish_msg = lambda *_, **message: json_packer(message["data"])  # no kernel listens here
         renew = figure._renew
 
         def noted() -> None:
             renew()
-            self.sent_s = time.perf_counter()
+            self.sent_s, self.sent_cpu_s = time.perf_counter(), time.process_time()
 
         figure._renew = noted
 
@@ -73,26 +97,27 @@ class Clock:
 Move = Callable[[], None]
 
 
-def measure(panel: ExpertPanel | ProxyPanel, moves: Iterator[Move], count: int) -> list[tuple[float, float]]:
-    """Return (milliseconds to the figure, milliseconds to all) of `count` moves."""
+def measure(panel: ExpertPanel | ProxyPanel, moves: Iterator[Move], count: int) -> list[tuple[float, float, float]]:
+    """Return milliseconds to the figure, of the processor to the figure, and to all, for each of `count` moves."""
     clock, taken = Clock(panel.figure), []
     panel._redraw._wait_s = FAR  # the timer never fires: the benchmark draws at once instead
     for _ in range(count):
-        start_s = time.perf_counter()
+        start_s, start_cpu_s = time.perf_counter(), time.process_time()
         next(moves)()
         panel._draw()
-        end_s = time.perf_counter()
-        taken.append((1000 * (clock.sent_s - start_s), 1000 * (end_s - start_s)))
+        spent = clock.sent_s - start_s, clock.sent_cpu_s - start_cpu_s, time.perf_counter() - start_s
+        taken.append((1000 * spent[0], 1000 * spent[1], 1000 * spent[2]))
     return taken
 
 
-def report(name: str, taken: list[tuple[float, float]]) -> bool:
+def report(name: str, taken: list[tuple[float, float, float]]) -> bool:
     """Print one line; return whether the budget holds."""
-    figure, whole = zip(*taken[1:], strict=True)  # the first move compiles and fills caches
+    figure, processor, whole = zip(*taken[1:], strict=True)  # the first move fills caches
     middle = statistics.median(figure)
-    spread = f"{middle:6.0f} ms ({min(figure):.0f} to {max(figure):.0f})"
+    spread = f"{middle:4.0f} ms ({min(figure):.0f} to {max(figure):.0f})"
     verdict = "holds" if middle < BUDGET_MS else "TOO SLOW"
-    sys.stdout.write(f"{name:44} figure {spread:26} with tables {statistics.median(whole):6.0f} ms  {verdict}\n")
+    rest = f"processor {statistics.median(processor):4.0f} ms, with tables {statistics.median(whole):4.0f} ms"
+    sys.stdout.write(f"{name:40} figure {spread:24} {rest}  {verdict}\n")
     return middle < BUDGET_MS
 
 
@@ -126,9 +151,12 @@ def main() -> None:
         }
         for name, moves in controls.items():
             held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))
-    proxy = ProxyPanel(Checkpoint.open(model), profile, out="unused")
-    moves = toggled(proxy.choose, [half - 8, half, half + 8, half // 2])
-    held.append(report("proxy panel, experts kept", measure(proxy, moves, options.moves)))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = sparse_checkpoint(Path(folder), options.layers, options.experts)
+        proxy = ProxyPanel(checkpoint, profile, out="unused")
+        # A choice made before is remembered, so every move goes to a count that was not shown yet.
+        moves = toggled(proxy.choose, list(range(half - options.moves, half + options.moves)))
+        held.append(report("proxy panel, experts kept", measure(proxy, moves, options.moves)))
     raise SystemExit(not all(held))
 
 

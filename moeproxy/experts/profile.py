@@ -104,7 +104,7 @@ class _Pass:
     def _start(self, model: Any) -> Totals:
         _check_ids(self.texts, model.get_input_embeddings().num_embeddings, self.checkpoint)
         n_folds = min(FOLDS, len(self.texts))
-        return {n: _totals(model, self.checkpoint, self.keep_choices, n_folds) for n in self.checkpoint.moe_layers}
+        return {n: zeros(model, self.checkpoint, self.keep_choices, n_folds) for n in self.checkpoint.moe_layers}
 
 
 def tokenise(checkpoint: Checkpoint, prompts: Sequence[str]) -> list[list[int]]:
@@ -154,9 +154,6 @@ def run(
             base(**piece.arguments(device))
             if progress:
                 progress(piece.stop, len(texts))
-
-
-_totals = zeros
 
 
 def _check_finite(totals: dict[int, LayerTotals], checkpoint: Checkpoint) -> None:

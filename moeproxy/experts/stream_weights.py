@@ -177,13 +177,17 @@ def _empty_model(checkpoint: Checkpoint, dtype: str) -> Any:
     """The model with every parameter on the meta device and its buffers computed."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     fast = {"experts_implementation": "grouped_mm"} if checkpoint.family.grouped_mm else {}
     try:
-        with quiet(), init_empty_weights(include_buffers=False):
+        with quiet(), init_empty_weights(include_buffers=False), no_init_weights():
             config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
             kind = _stored_dtype(config, checkpoint) if dtype == "auto" else getattr(torch, dtype)
-            return AutoModelForCausalLM.from_config(config, dtype=kind, **fast).eval()
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=kind, **fast)
+        # As loading does it: buffers that are not stored are computed in float32, then rounded (MiniMax's decays).
+        model.initialize_weights()
+        return model.eval()
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise unloadable(error, checkpoint) from error
 

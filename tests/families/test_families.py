@@ -112,6 +112,25 @@ def assert_streamed_is_the_same(model: Any, checkpoint: Checkpoint) -> None:
             assert (one.double() - other.double()).abs().max() <= STREAMED * scale, item.name
 
 
+@pytest.mark.parametrize("model_type", ["deepseek_v4", "gpt_oss", "hy_v3", "kimi_linear", "lara_mini", "minimax"])
+def test_streamed_weights_are_those_that_transformers_loads(model_type: str, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "m", model_type)
+    whole = load_model(checkpoint, dtype="bfloat16")
+    expected = dict([*whole.named_parameters(), *whole.named_buffers()])
+    seen = set()
+    with StreamedModel.open(checkpoint, dtype="bfloat16") as streamed:
+        outside = {id(module) for module in streamed.outside_modules()}
+        for layer in streamed.layers:
+            with streamed.loaded(layer):
+                loaded = outside | {id(module) for module in layer.modules()}
+                for name, value in [*streamed.model.named_parameters(), *streamed.model.named_buffers()]:
+                    if id(streamed.model.get_submodule(name.rpartition(".")[0])) in loaded:
+                        assert value.dtype == expected[name].dtype, name
+                        assert torch.equal(value, expected[name]), name
+                        seen.add(name)
+    assert set(expected) - seen == {"lm_head.weight"}
+
+
 def test_the_table_has_the_families_that_people_prune() -> None:
     named = """afmoe dbrx deepseek_v2 deepseek_v3 deepseek_v32 dots1 ernie4_5_moe exaone_moe flex_olmo gemma4_text
         glm4_moe glm4_moe_lite gpt_oss granitemoe granitemoehybrid granitemoeshared hunyuan_v1_moe jamba kimi_linear
