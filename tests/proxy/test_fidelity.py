@@ -19,7 +19,10 @@ from moeproxy.experts.profile import profile, tokenise
 from moeproxy.proxy.build import Proxy, build
 from moeproxy.proxy.cluster import allowed_counts, select
 from moeproxy.proxy.fidelity import Fidelity, fidelity
+from moeproxy.proxy.side_by_side import compare_outputs
+from tests.families.saved import write
 from tests.proxy.conftest import Case, texts
+from tests.proxy.made_up import plan_for
 
 TEXTS = texts(7, seed=5)
 
@@ -150,3 +153,20 @@ def test_reads_well() -> None:
     assert np.isnan(result.layers()["router_agreement"][1])
     assert len(example().to_frame()) == 5
     assert len(result.to_frame()) == 6
+
+
+@pytest.mark.parametrize("model_type", ["dbrx", "deepseek_v4", "gemma4_text", "gpt_oss", "longcat_flash", "nemotron_h"])
+def test_families_with_decoder_layers_of_their_own(model_type: str, tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "m", model_type)
+    n_experts = checkpoint.n_experts
+    whole = build(checkpoint, plan_for(checkpoint, n_experts), tmp_path / "all", mtp="drop")
+    fewer = build(checkpoint, plan_for(checkpoint, allowed_counts(checkpoint)[-2]), tmp_path / "fewer", mtp="drop")
+    ids = [[3, 14, 15, 9, 26, 5], [35, 8, 9]]
+    options: dict[str, Any] = {"batch_size": 2, "device": "cpu", "dtype": "float32"}
+    same = compare_outputs(checkpoint, Checkpoint.open(whole.path), ids, **options)
+    assert same.n_tokens == 7
+    assert same.kl == pytest.approx(0, abs=1e-9)
+    assert same.hidden_cosine == pytest.approx([1] * len(checkpoint.moe_layers), abs=1e-6)
+    other = compare_outputs(checkpoint, Checkpoint.open(fewer.path), ids, **options)
+    assert other.kl > 0
+    assert min(other.hidden_cosine) < 1
