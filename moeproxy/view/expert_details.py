@@ -71,38 +71,60 @@ def _marked(ids: np.ndarray, count: np.ndarray, base: np.ndarray, n: int) -> lis
     return [(int(ids[i]), float(lift[i])) for i in best if gain[i] > 0]
 
 
+@dataclass(frozen=True)
+class LayerFacts:
+    """What the experts of one layer do, in words; it does not depend on how they are clustered.
+
+    Attributes:
+        layer: decoder layer number.
+        share, partners, tokens: for every expert its share of the layer's tokens, the experts it is chosen with, and
+            the tokens that mark it.
+    """
+
+    layer: int
+    share: tuple[str, ...]
+    partners: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+    @classmethod
+    def of(cls, profile: ExpertProfile, layer: int, decode: Decode = str) -> LayerFacts:
+        """Describe a layer; `decode` turns a token id into text."""
+        load_E = profile.load_LE[profile.moe_layers.index(layer)]
+        counted = LayerTokens.of(profile, layer)
+        experts = range(profile.n_experts)
+        return cls(
+            layer,
+            tuple(f"{share:.1%}" for share in load_E / max(int(load_E.sum()), 1)),
+            tuple(_listed(partners(profile, layer, expert)) for expert in experts),
+            tuple(_tokens(counted, expert, decode) for expert in experts),
+        )
+
+
 def expert_table(
-    profile: ExpertProfile,
+    facts: LayerFacts,
     plan: KeepPlan,
     fused_EE: Float[np.ndarray, "E E"],
-    layer: int,
     experts: Iterable[int],
-    *,
-    tokens: LayerTokens | None = None,
-    decode: Decode = str,
     forced: Mapping[int, str] | None = None,
 ) -> pd.DataFrame:
     """Return one row for each expert of one layer: role, use, partners, tokens, neighbours.
 
     Args:
-        profile: calibration statistics.
+        facts: of the layer.
         plan: which experts are kept, and which of them represents each other.
         fused_EE: distances of that layer.
-        layer: decoder layer number.
         experts: the rows wanted.
-        tokens: counts of the layer's tokens; None leaves that column saying so.
-        decode: token id to text.
         forced: expert -> what the user fixed ("always kept").
     """
     return pd.DataFrame(
         [
             {
-                "layer": layer,
+                "layer": facts.layer,
                 "expert": expert,
-                "role": _role(plan, layer, expert) + _wish((forced or {}).get(expert)),
-                "share of tokens": f"{_share(profile, layer, expert):.1%}",
-                "chosen together with": _listed(partners(profile, layer, expert)),
-                "top tokens": _tokens(tokens, expert, decode),
+                "role": _role(plan, facts.layer, expert) + _wish((forced or {}).get(expert)),
+                "share of tokens": facts.share[expert],
+                "chosen together with": facts.partners[expert],
+                "top tokens": facts.tokens[expert],
                 "nearest experts": _nearest(fused_EE, expert),
             }
             for expert in experts
@@ -119,11 +141,6 @@ def _role(plan: KeepPlan, layer: int, expert: int) -> str:
 
 def _wish(what: str | None) -> str:
     return f" ({what})" if what else ""
-
-
-def _share(profile: ExpertProfile, layer: int, expert: int) -> float:
-    load_E = profile.load_LE[profile.moe_layers.index(layer)]
-    return float(load_E[expert] / max(load_E.sum(), 1))
 
 
 def _listed(pairs: Sequence[tuple[object, float]]) -> str:

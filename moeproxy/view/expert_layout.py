@@ -30,7 +30,6 @@ Report = Callable[[float, str], None]
 Key = tuple[int | None, tuple[float, float, float, float]]
 _PROJECTED = 64  # columns a view; enough for a picture, and 6,144 experts stay within a slider's budget
 _TYPICAL_S = 15.0  # of a first UMAP, which compiles; it only shapes the progress bar
-_SHOWN_CHARACTERS = 300
 
 
 def layout_key(layer: int | None, weights: Sequence[float | int]) -> Key:
@@ -130,7 +129,8 @@ def umap_layout(
                 process.wait()
             log.seek(0)
             if process.returncode != 0 or not made.exists():
-                raise MoeproxyError(f"UMAP failed: {log.read()[-_SHOWN_CHARACTERS:].strip()}")
+                last = log.read().strip().rpartition("\n")[2]
+                raise MoeproxyError(f"UMAP failed: {last}", remedy="use the PCA layout, or other weights")
         return np.load(made, allow_pickle=False)
 
 

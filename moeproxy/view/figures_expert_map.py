@@ -360,4 +360,4 @@ def _frames(state: MapState) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bar_colours(state: MapState) -> Sequence[str]:
-    return [VERMILLION if layer == state.layer else "#E8B48C" for layer in state.profile.moe_layers]
+    return [ORANGE if layer == state.layer else "#F5DCA6" for layer in state.profile.moe_layers]

@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 
 from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.proxy.fidelity import Fidelity
 from moeproxy.proxy.plan import KeepPlan
+from moeproxy.proxy.stability import Stability
 from moeproxy.traces import Trace
 from tests.proxy.made_up import made_up
 from tests.triage.synthetic import FAULTS, run, runs, scaled
@@ -93,3 +95,19 @@ def checkpoint() -> SimpleNamespace:
         nbytes=7_600_000,
         fingerprint="ab12",
     )
+
+
+def stability() -> Stability:
+    """Return the agreement of three resamples in two layers."""
+    agreement_RL = np.array([[0.2, 1.0], [0.4, 0.8], [0.6, 0.9]])
+    low_L, high_L = np.quantile(agreement_RL, [0.05, 0.95], axis=0)
+    kept_share_LE = np.tile([1.0, 0.5] * (N_EXPERTS // 2), (N_LAYERS, 1))
+    mean_L = agreement_RL.mean(axis=0)
+    return Stability(
+        "cluster", N_KEEP, (0, 1), "adjusted Rand index", agreement_RL, mean_L, low_L, high_L, kept_share_LE
+    )
+
+
+def fidelity() -> Fidelity:
+    """Return a proxy of two layers that is close to its original."""
+    return Fidelity(N_KEEP, N_EXPERTS, "cluster", 140, 3.0, 3.5, 0.2, 0.8, (0, 1), (1.0, 0.8), (0.95, 0.9))

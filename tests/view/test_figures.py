@@ -44,6 +44,8 @@ def all_figures(traces: list[Trace], comparisons: tuple[Comparison, ...]) -> dic
         "similarity without plan": figures.similarity_heatmap(distance_EE),
         "keep_map": figures.keep_map(shared.plan(), shared.profile()),
         "keep_map without profile": figures.keep_map(shared.plan()),
+        "stability": figures.stability(shared.stability()),
+        "fidelity": figures.fidelity(shared.fidelity()),
         "overlay": figures.overlay(traces, "quiet_update"),
         "response": figures.response_heatmap(comparisons[0]),
         "agreement": figures.agreement(comparisons),
@@ -193,3 +195,19 @@ def test_variants_of_a_method_share_its_colour_and_differ_in_symbol() -> None:
     names = ["cluster", "cluster: router", "cluster: co-activation", "cluster: context"]
     assert {method_colour(name) for name in names} == {PROXY}
     assert len({method_symbol(name) for name in names}) == len(names)
+
+
+def test_stability_bars_span_the_quantiles() -> None:
+    stability = shared.stability()
+    points = figures.stability(stability).data[0]
+    np.testing.assert_allclose(np.asarray(points.y), stability.agreement_mean_L)
+    np.testing.assert_allclose(points.y + points.error_y.array, stability.agreement_high_L)
+    np.testing.assert_allclose(points.y - points.error_y.arrayminus, stability.agreement_low_L)
+
+
+def test_fidelity_is_drawn_by_layer() -> None:
+    fidelity = shared.fidelity()
+    routed, cosine = figures.fidelity(fidelity).data
+    assert tuple(routed.y) == fidelity.router_agreement
+    assert tuple(cosine.y) == fidelity.hidden_cosine
+    assert "90%" in figures.describe(figures.fidelity(fidelity))

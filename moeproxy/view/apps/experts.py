@@ -25,7 +25,7 @@ from moeproxy.view.apps.selection import Pick, parse, written
 from moeproxy.view.apps.slider import NamedSlider
 from moeproxy.view.apps.tables import LiveTable
 from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status
-from moeproxy.view.expert_details import LayerTokens, expert_table
+from moeproxy.view.expert_details import LayerFacts, expert_table
 from moeproxy.view.expert_layout import (
     ExpertMaps,
     features,
@@ -84,7 +84,7 @@ class ExpertPanel:
         self._views = distances(profile, output=True)
         self._umaps = dict((maps or shipped_maps(profile.checkpoint_fingerprint)).xy)
         self._pcas: dict[Any, np.ndarray] = {}
-        self._tokens: dict[int, LayerTokens | None] = {}
+        self._facts: dict[int, LayerFacts] = {}
         self._kept: frozenset[Pick] = frozenset()
         self._dropped: frozenset[Pick] = frozenset()
         self._picked: frozenset[Pick] = frozenset()
@@ -285,16 +285,11 @@ class ExpertPanel:
         fused_LEE = self._views.fuse(self.weights)
         parts = []
         for layer, experts in _by_layer(frozenset(picks)).items():
-            if layer not in self._tokens:
-                self._tokens[layer] = LayerTokens.of(self.profile, layer)
+            if layer not in self._facts:
+                self._facts[layer] = LayerFacts.of(self.profile, layer, self._decode)
             forced = {expert: wish for (where, expert), wish in wishes.items() if where == layer}
             fused_EE = fused_LEE[self.profile.moe_layers.index(layer)]
-            tokens, decode = self._tokens[layer], self._decode
-            parts.append(
-                expert_table(
-                    self.profile, self.plan, fused_EE, layer, experts, tokens=tokens, decode=decode, forced=forced
-                )
-            )
+            parts.append(expert_table(self._facts[layer], self.plan, fused_EE, experts, forced))
         return pd.concat(parts)
 
     @cached_property

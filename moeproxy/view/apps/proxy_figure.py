@@ -21,7 +21,7 @@ from moeproxy.proxy.cost import Cost, devices
 from moeproxy.proxy.damage import Damage
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.view.apps.selection import runs
-from moeproxy.view.style import BLUE, FONT, GREEN, GREY, INK, ORIGINAL, PROXY, VERMILLION
+from moeproxy.view.style import BLUE, FONT, GREEN, GREY, INK, ORANGE, ORIGINAL, PROXY
 
 # A width is set because a figure that is drawn before its cell is laid out takes 700 pixels for good.
 WIDTH_PX, HEIGHT_PX = 950, 760
@@ -192,7 +192,7 @@ def _traces(state: PanelState) -> list[go.Heatmap | go.Bar | go.Scatter]:
             **lost,
             x=layers,
             name="gate mass that loses its expert",
-            marker={"color": VERMILLION},
+            marker={"color": ORANGE},
             hovertemplate="layer %{x}: %{y:.1f} % of the gate mass<extra></extra>",
         ),
         go.Scatter(
@@ -221,7 +221,7 @@ def _colours(state: PanelState) -> dict[str, Any]:
     # Beside the upper row only: the default bar spans the figure and meets the legend.
     bar = {
         "title": {"text": "kept:<br>% of tokens"},
-        "len": 0.4,
+        "len": 0.36,
         "y": 1.0,
         "yanchor": "top",
         "thickness": 14,

@@ -141,6 +141,8 @@ def _defined(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _defined(item) for key, item in value.items() if item is not Undefined}
     if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int | float | str):
+            return value  # plain data, which can be long
         return [_defined(item) for item in value if item is not Undefined]
     return value
 
