@@ -82,7 +82,7 @@ class Family:
         memory_stacked: expert tensors in memory.
         memory_id_tables: id tables in memory, if they differ from `id_tables`.
         experts_module: path of the experts module within the block in memory; its forward takes
-            (hidden_states, top_k_index, top_k_weights), unless `observer` says otherwise.
+            (hidden_states, top_k_index, top_k_weights), unless `observer` says otherwise. Empty: the block itself.
         observer: how the calibration pass watches the experts (`adapters.OBSERVERS`): "pairs" for a module called as
             above, "zero_experts" where some experts return their input, "skip" where the router may skip the experts,
             "gated_input" where the gate multiplies the input, "sorted" where the router sorts the tokens by expert.

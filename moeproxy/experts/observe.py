@@ -94,61 +94,55 @@ class LayerTotals:
         """Tokens that chose both experts, over all folds."""
         return self.fold_cooccur_FEE.sum(dim=0)
 
-    def add(
-        self,
-        hidden_TD: Tensor,
-        index_TK: Tensor,
-        weight_TK: Tensor,
-        output_TKD: Tensor,
-        fold_T: Tensor | None = None,
-        gated: bool = False,
-    ) -> None:
-        """Add valid tokens: hidden states, chosen experts, gate weights, experts' outputs, folds (default 0).
+    def add_pairs(self, index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor, gated: bool = False) -> None:
+        """Add what experts did for tokens: chosen experts, gate weights, outputs.
 
-        A slot whose expert is NO_EXPERT counts for no expert, whatever its weight and output. `gated` says that the
-        gate weight is in the outputs already (it multiplied the input), so that saliency does not apply it again.
+        A slot whose expert is NO_EXPERT counts for none, whatever its weight and output. `gated` says that the gate
+        weight is in the outputs already (it multiplied the input), so that saliency does not apply it again.
         """
+        n_experts = len(self.load_E)
+        # Such slots go to a place after the last expert: picking the others would copy all outputs.
+        flat_S = torch.where(index_TK < 0, n_experts, index_TK).flatten()
+        gate_S, outputs_SD = weight_TK.flatten().double(), output_TKD.flatten(0, 1).float()
+        norm_S = outputs_SD.norm(dim=-1).double()
+        peak_S = outputs_SD.abs().amax(dim=-1).double()
+
+        def total(value_S: Tensor | None) -> Tensor:
+            return torch.bincount(flat_S, value_S, n_experts + 1)[:n_experts].cpu()
+
+        self.load_E += total(None)
+        self.gate_E += total(gate_S)
+        self.norm_E += total(norm_S)
+        self.saliency_E += total(norm_S if gated else gate_S * norm_S)
+        peak_E = torch.zeros(n_experts + 1, dtype=torch.float64)
+        peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
+        self.peak_E = torch.maximum(self.peak_E, peak_E[:n_experts])
+        sums_ED = torch.zeros(n_experts + 1, outputs_SD.shape[1], device=flat_S.device)
+        self.output_ED += sums_ED.index_add_(0, flat_S, outputs_SD)[:n_experts].cpu().double()
+
+    def add_tokens(self, hidden_TD: Tensor, index_TK: Tensor, weight_TK: Tensor, fold_T: Tensor) -> None:
+        """Add tokens: hidden states, chosen experts, gate weights, folds."""
         weight_TK = weight_TK.masked_fill(index_TK < 0, 0)
-        self._add_pairs(*_routed(index_TK, weight_TK, output_TKD), gated)
         gate_TE = _spread(index_TK, weight_TK.float(), len(self.load_E))
         self.context_ED += (gate_TE.T @ hidden_TD.float()).cpu().double()
-        self._add_folds(hidden_TD, index_TK, gate_TE, fold_T if fold_T is not None else torch.zeros(len(index_TK)))
+        self._add_folds(hidden_TD, index_TK, gate_TE, fold_T)
         if self.keep_choices:
             self.choices.append(index_TK.to(torch.int16).cpu())
             self.weights.append(weight_TK.to(torch.float16).cpu())
-
-    def _add_pairs(self, flat_S: Tensor, gate_S: Tensor, outputs_SD: Tensor, gated: bool) -> None:
-        """Add S pairs of token and chosen expert: expert, gate weight (float64), output (float32)."""
-        n_experts = len(self.load_E)
-        norm_S = outputs_SD.norm(dim=-1).double()
-        peak_S = outputs_SD.abs().amax(dim=-1).double()
-        self.load_E += torch.bincount(flat_S, minlength=n_experts).cpu()
-        self.gate_E += torch.bincount(flat_S, gate_S, n_experts).cpu()
-        self.norm_E += torch.bincount(flat_S, norm_S, n_experts).cpu()
-        self.saliency_E += torch.bincount(flat_S, norm_S if gated else gate_S * norm_S, n_experts).cpu()
-        self.peak_E.scatter_reduce_(0, flat_S.cpu(), peak_S.cpu(), "amax")
-        sums_ED = torch.zeros(n_experts, outputs_SD.shape[1], device=flat_S.device)
-        self.output_ED += sums_ED.index_add_(0, flat_S, outputs_SD).cpu().double()
 
     def _add_folds(self, hidden_TD: Tensor, index_TK: Tensor, gate_TE: Tensor, fold_T: Tensor) -> None:
         # float32 counts are exact below 2**24 tokens a batch, far above any batch.
         chosen_TE = _spread(index_TK, (index_TK >= 0).float(), gate_TE.shape[1])
         matrix_DP = projection(hidden_TD.shape[1])
         narrow_TP = hidden_TD.float() if matrix_DP is None else hidden_TD.float() @ matrix_DP.to(hidden_TD.device)
-        for fold in fold_T.unique().long().tolist():
-            mine_T = (fold_T == fold).to(index_TK.device)
-            chosen, gate = chosen_TE[mine_T], gate_TE[mine_T]
+        # Sorted by fold once, so that a fold's tokens are views.
+        order_T = fold_T.argsort(stable=True).to(index_TK.device)
+        sizes = torch.bincount(fold_T, minlength=len(self.fold_gate_FE)).tolist()
+        sorted_ = (value.index_select(0, order_T).split(sizes) for value in (chosen_TE, gate_TE, narrow_TP))
+        for fold, (chosen, gate, narrow) in enumerate(zip(*sorted_, strict=True)):
             self.fold_cooccur_FEE[fold] += (chosen.T @ chosen).cpu().long()
             self.fold_gate_FE[fold] += gate.sum(dim=0).cpu().double()
-            self.fold_context_FEP[fold] += (gate.T @ narrow_TP[mine_T]).cpu().double()
-
-
-def _routed(index_TK: Tensor, weight_TK: Tensor, output_TKD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Expert (S,), gate weight (S,) and output (S, D) of every slot that chose an expert."""
-    flat_S, gate_S, outputs_SD = index_TK.flatten(), weight_TK.flatten().double(), output_TKD.flatten(0, 1).float()
-    if bool((used_S := flat_S >= 0).all()):
-        return flat_S, gate_S, outputs_SD
-    return flat_S[used_S], gate_S[used_S], outputs_SD[used_S]
+            self.fold_context_FEP[fold] += (gate.T @ narrow).cpu().double()
 
 
 def _spread(index_TK: Tensor, value_TK: Tensor, n_experts: int) -> Tensor:
@@ -186,7 +180,8 @@ class Observer(ABC):
         """Add the tokens of the batch in flight that are no padding (T with padding) to the totals."""
         valid_T = self._batch.valid_T.to(index_TK.device)
         fold_T = self._batch.fold_T[self._batch.valid_T]
-        self.totals.add(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], output_TKD[valid_T], fold_T, gated)
+        self.totals.add_pairs(index_TK.masked_fill(~valid_T.unsqueeze(1), NO_EXPERT), weight_TK, output_TKD, gated)
+        self.totals.add_tokens(hidden_TD[valid_T], index_TK[valid_T], weight_TK[valid_T], fold_T)
 
 
 class PairsObserver(Observer):

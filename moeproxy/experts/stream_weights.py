@@ -67,6 +67,9 @@ class StreamedModel:
             streamed._load(OUTSIDE, "cpu")
             yield streamed
 
+    def __repr__(self) -> str:
+        return f"StreamedModel({self.checkpoint.path.name}, {len(self.layers)} layers, on {self.device})"
+
     @property
     def base(self) -> nn.Module:
         """The model without its head."""

@@ -85,6 +85,7 @@ def test_only_one_layer_holds_weights_at_a_time(qwen_copy: Path, monkeypatch: py
     compute = stream._Walker.compute
 
     with StreamedModel.open(Checkpoint.open(qwen_copy)) as streamed:
+        assert repr(streamed) == "StreamedModel(model, 3 layers, on cpu)"
 
         def watched(self: Any, device: str) -> Any:
             seen.append([any(not p.is_meta for p in layer.parameters()) for layer in streamed.layers])
