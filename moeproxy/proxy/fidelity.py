@@ -15,6 +15,7 @@ import pandas as pd
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.load import load_tokenizer
 from moeproxy.experts.profile import profile, tokenise
 from moeproxy.files import atomic_file, provenance
 from moeproxy.proxy.build import Proxy
@@ -34,7 +35,7 @@ class Fidelity:
         n_keep: experts the proxy keeps per layer.
         n_experts: experts of the original.
         method: how the proxy's were chosen.
-        n_tokens: predicted tokens (padding and first tokens excluded).
+        n_tokens: predicted tokens (padding, first tokens and prompts excluded).
         perplexity, perplexity_proxy: exp of the mean negative log-likelihood of the texts' next tokens.
         kl: mean KL divergence of the proxy's next-token distribution from the original's, KL(original || proxy), nats.
         top1_agreement: share of positions at which both give the largest probability to the same token (0..1).
@@ -131,6 +132,7 @@ def fidelity(
     proxy: Proxy,
     texts: Sequence[str],
     *,
+    prompts: Sequence[str] | None = None,
     score: Callable[[Any], float] | None = None,
     batch_size: int = 32,
     device: str = "cpu",
@@ -145,6 +147,8 @@ def fidelity(
         checkpoint: the original.
         proxy: a proxy that was built from it.
         texts: texts like those of the training, with answers; they should not be the calibration texts.
+        prompts: the beginning of each text whose tokens are not to be predicted. A prompt that nobody could predict
+            (random numbers) otherwise drowns what happens to the answers.
         score: a measure of a loaded transformers model, larger being better, such as a task's accuracy.
         batch_size: texts a forward pass.
         device: torch device.
@@ -153,7 +157,8 @@ def fidelity(
 
     Raises:
         CheckpointError, ProfileError: a model or the tokenizer is unusable.
-        ProxyError: no text has two tokens, or the proxy was made from another checkpoint.
+        ProxyError: no text has a token to predict, there are not as many prompts as texts, or the proxy was made from
+            another checkpoint.
 
     Example:
         >>> fidelity("data/models/qwen3_moe", proxy, ["12+7=19", "sort 312=123"]).kl
@@ -163,17 +168,11 @@ def fidelity(
     written = Checkpoint.open(proxy.path)
     _check_source(original, proxy)
     ids = tokenise(original, texts)
-    if max(len(text) for text in ids) < 2:
-        raise ProxyError(
-            "no text has two tokens",
-            expected="texts with a token to predict",
-            remedy="pass longer texts",
-            where=original.path,
-        )
+    starts = _starts(original, texts, prompts)
     tell = _Passes(progress, len(ids))
     options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": dtype}
     chosen = [profile(model, texts, **options, progress=tell.next()).choices_TLK for model in (original, written)]
-    outputs = compare_outputs(original, written, ids, **options, score=score, progress=tell.next())
+    outputs = compare_outputs(original, written, ids, **options, starts=starts, score=score, progress=tell.next())
     return Fidelity(
         n_keep=proxy.plan.n_keep,
         n_experts=original.n_experts,
@@ -188,7 +187,13 @@ def fidelity(
         hidden_cosine=outputs.hidden_cosine,
         score=outputs.score,
         score_proxy=outputs.score_proxy,
-        provenance=provenance(checkpoint=original.fingerprint, proxy=written.fingerprint, texts=len(texts), **options),
+        provenance=provenance(
+            checkpoint=original.fingerprint,
+            proxy=written.fingerprint,
+            texts=len(texts),
+            prompts=prompts is not None,
+            **options,
+        ),
     )
 
 
@@ -200,6 +205,35 @@ def _check_source(original: Checkpoint, proxy: Proxy) -> None:
             remedy="pass the checkpoint that the proxy was built from",
             where=proxy.path,
         )
+
+
+def _starts(original: Checkpoint, texts: Sequence[str], prompts: Sequence[str] | None) -> list[int]:
+    """Position of the first token to predict in each text that has any token."""
+    if prompts is not None and len(prompts) != len(texts):
+        raise ProxyError(
+            f"there are {len(prompts)} prompts for {len(texts)} texts",
+            expected="the beginning of every text",
+            remedy="pass as many prompts as texts, or none",
+        )
+    tokenizer = load_tokenizer(original)
+    ids = tokenizer(list(texts))["input_ids"]
+    # The tokens that prompt and text share: an end token after the prompt, or one that spans the border, is none.
+    asked = tokenizer(list(prompts))["input_ids"] if prompts else [[]] * len(ids)
+    starts = [max(1, _shared(one, two)) for one, two in zip(asked, ids, strict=True) if two]
+    if not any(len(two) > start for two, start in zip(filter(None, ids), starts, strict=True)):
+        raise ProxyError(
+            "no text has a token to predict",
+            expected="texts of two tokens or more, longer than their prompts",
+            remedy="pass longer texts",
+            where=original.path,
+        )
+    return starts
+
+
+def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(one, two, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
 
 
 class _Passes:

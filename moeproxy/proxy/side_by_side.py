@@ -39,14 +39,16 @@ def compare_outputs(
     batch_size: int,
     device: str,
     dtype: str,
+    starts: Sequence[int] | None = None,
     score: Callable[[Any], float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Outputs:
-    """Compare two models on lists of token ids, of which one has two tokens at least.
+    """Compare two models on lists of token ids, of which one has a token to predict at least.
 
     Args:
         original, proxy: the models; equal but for their experts.
         texts: token ids of each text.
+        starts: position of the first token of each text that is to be predicted; 1 for all if None.
         batch_size, device, dtype, score, progress: see `fidelity.fidelity`.
     """
     models = [load_model(checkpoint, dtype=dtype, device=device).eval() for checkpoint in (original, proxy)]
@@ -55,7 +57,8 @@ def compare_outputs(
     with torch.inference_mode():
         for start in range(0, len(texts), batch_size):
             ids_BT, mask_BT = (tensor.to(device) for tensor in pad(list(texts[start : start + batch_size])))
-            _add_batch(models, modules, ids_BT, mask_BT, sums)
+            first_B = torch.tensor(starts[start : start + batch_size] if starts else [1] * len(ids_BT), device=device)
+            _add_batch(models, modules, ids_BT, mask_BT, first_B, sums)
             if progress:
                 progress(min(start + batch_size, len(texts)), len(texts))
     scores = [float(score(model)) if score else None for model in models]
@@ -91,7 +94,12 @@ def _decoder_layers(model: nn.Module, checkpoint: Checkpoint) -> list[nn.Module]
 
 
 def _add_batch(
-    models: Sequence[Any], modules: Sequence[list[nn.Module]], ids_BT: Tensor, mask_BT: Tensor, sums: _Sums
+    models: Sequence[Any],
+    modules: Sequence[list[nn.Module]],
+    ids_BT: Tensor,
+    mask_BT: Tensor,
+    first_B: Tensor,
+    sums: _Sums,
 ) -> None:
     inputs = {"input_ids": ids_BT, "attention_mask": mask_BT.long(), "use_cache": False}
     hidden: dict[int, Tensor] = {}
@@ -105,7 +113,8 @@ def _add_batch(
         logits_BTV = models[0](**inputs).logits
     with _listening(modules[1], compare):
         other_BTV = models[1](**inputs).logits
-    predicts_BT = mask_BT[:, 1:]
+    position_T = torch.arange(1, ids_BT.shape[1], device=ids_BT.device)
+    predicts_BT = mask_BT[:, 1:] & (position_T >= first_B[:, None])
     next_S = ids_BT[:, 1:][predicts_BT]
     sums.losses += _losses(logits_BTV[:, :-1][predicts_BT], other_BTV[:, :-1][predicts_BT], next_S).cpu()
     sums.n_tokens += len(next_S)

@@ -81,6 +81,30 @@ def test_equals_one_text_at_a_time_without_padding(case: Case, proxy: Proxy, bat
     assert max(result.hidden_cosine) < 1
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_prompts_are_not_predicted(case: Case, proxy: Proxy, batch_size: int) -> None:
+    prompts = [text[:3] for text in TEXTS]
+    prompts[0], prompts[1] = "", TEXTS[1]  # the whole text to predict, and nothing of it
+    result = fidelity(case.checkpoint, proxy, TEXTS, prompts=prompts, batch_size=batch_size)
+    n, nll, kl = 0, 0.0, 0.0
+    pairs = zip(passes(case.checkpoint), passes(Checkpoint.open(proxy.path)), strict=True)
+    for prompt, ((one, _, ids), (two, _, _)) in zip(prompts, pairs, strict=True):
+        for place in range(max(1, len(prompt)), len(ids)):  # a character is a token
+            p, q = one[place - 1].softmax(0), two[place - 1].softmax(0)
+            nll -= float(p[ids[place]].log())
+            kl += float((p * (p / q).log()).sum())
+            n += 1
+    assert result.n_tokens == n
+    assert result.perplexity == pytest.approx(math.exp(nll / n), rel=1e-5)
+    assert result.kl == pytest.approx(kl / n, rel=1e-3, abs=1e-6)
+    whole = fidelity(case.checkpoint, proxy, TEXTS)
+    assert result.n_tokens < whole.n_tokens
+    assert (result.router_agreement, result.hidden_cosine) == (
+        whole.router_agreement,
+        pytest.approx(whole.hidden_cosine),
+    )
+
+
 def test_router_agreement_equals_loops_over_choices(case: Case, proxy: Proxy) -> None:
     result = fidelity(case.checkpoint, proxy, TEXTS)
     old, new = (profile(path, TEXTS).choices_TLK for path in (case.checkpoint.path, proxy.path))
@@ -117,8 +141,12 @@ def test_progress_reaches_the_end_once(case: Case, proxy: Proxy) -> None:
 
 
 def test_what_cannot_be_compared_is_refused(case: Case, proxy: Proxy) -> None:
-    with pytest.raises(ProxyError, match="no text has two tokens"):
+    with pytest.raises(ProxyError, match="no text has a token to predict"):
         fidelity(case.checkpoint, proxy, ["1", "2"])
+    with pytest.raises(ProxyError, match="there are 1 prompts for 7 texts"):
+        fidelity(case.checkpoint, proxy, TEXTS, prompts=["1"])
+    with pytest.raises(ProxyError, match="no text has a token to predict"):
+        fidelity(case.checkpoint, proxy, TEXTS, prompts=TEXTS)
     other = dataclasses.replace(proxy, plan=dataclasses.replace(proxy.plan, checkpoint_fingerprint="0" * 64))
     with pytest.raises(ProxyError, match="made from another checkpoint"):
         fidelity(case.checkpoint, other, TEXTS)
