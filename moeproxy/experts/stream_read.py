@@ -92,7 +92,13 @@ class TensorReader:
 
     def _open(self, file: str) -> int:
         if file not in self._files:
-            self._files[file] = os.open(self._checkpoint.path / file, os.O_RDONLY)
+            path = self._checkpoint.path / file
+            try:
+                self._files[file] = os.open(path, os.O_RDONLY)
+            except OSError as error:
+                found = f"the file cannot be read ({error.strerror or error})"
+                remedy = "restore it, or give yourself the right to read it"
+                raise CheckpointError(found, expected="the weights", remedy=remedy, where=path) from error
         return self._files[file]
 
     def _error(self, name: str, found: str, expected: str) -> CheckpointError:

@@ -236,6 +236,23 @@ def test_a_file_cut_after_it_was_opened_is_named(qwen_copy: Path) -> None:
         profile(checkpoint, tiny.TEXTS, stream=True)
 
 
+def test_a_file_removed_after_it_was_opened_is_named(qwen_copy: Path) -> None:
+    checkpoint = Checkpoint.open(qwen_copy)
+    checkpoint.shards[2].path.unlink()
+    with pytest.raises(CheckpointError, match=rf"{checkpoint.shards[2].path.name}: the file cannot be read"):
+        profile(checkpoint, tiny.TEXTS, stream=True)
+
+
+def test_links_and_spaces_in_names_are_followed(qwen_copy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a cache" / "snapshots" / "main"
+    folder.mkdir(parents=True)
+    for number, file in enumerate(sorted(qwen_copy.iterdir())):
+        blob = tmp_path / "a cache" / f"blob {number}"
+        file.rename(blob)
+        (folder / file.name).symlink_to(blob)
+    assert_same(profile(folder, tiny.TEXTS, stream=False), profile(folder, tiny.TEXTS, stream=True))
+
+
 def test_quantised_checkpoints_are_not_streamed(qwen_copy: Path) -> None:
     file = qwen_copy / "config.json"
     file.write_text(file.read_text().replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1))
