@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--batch-size", type=int, default=32)
     profile.add_argument("--device", default="cpu")
     profile.add_argument("--dtype", default="auto", help="dtype of the weights during the pass (default: as stored)")
+    profile.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="hold one layer's weights at a time (default: when the model would not fit into memory)",
+    )
+    profile.add_argument("--scratch", type=_path, default=None, help="folder for hidden states of a streamed pass")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
     return parser
 
@@ -94,8 +101,16 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
     prune.add_argument("--profile", type=_path, required=True, help="what `profile` wrote")
     prune.add_argument("--keep", type=int, required=True, help="experts to keep in every layer")
     prune.add_argument("--out", type=_path, required=True, help="new directory of the proxy")
-    prune.add_argument("--method", default="cluster", help="cluster, frequency, gate, reap, first, random")
-    prune.add_argument("--weights", type=float, nargs=3, default=(1, 1, 1), metavar=("ROUTER", "COACT", "CONTEXT"))
+    prune.add_argument("--method", default="cluster", help="cluster, merge, frequency, gate, reap, first, random")
+    prune.add_argument(
+        "--weights",
+        type=float,
+        nargs="+",
+        default=(1, 1, 1),
+        metavar="W",
+        help="of the router, co-activation, context and, if four are given, output views (default: 1 1 1)",
+    )
+    prune.add_argument("--expert-parallel", type=int, default=1, help="ranks that must divide the count")
     prune.add_argument("--seed", type=int, default=0, help="of the random choice")
     prune.add_argument("--mtp", choices=("drop", "prune"), default=None, help="what to do with MTP heads, if any")
     prune.add_argument("--no-check", action="store_true", help="do not reload the proxy and compare logits")

@@ -11,7 +11,7 @@ from pathlib import Path
 from moeproxy.errors import MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.cost import Cost, cost
-from moeproxy.proxy.plan import allowed_counts
+from moeproxy.proxy.plan import allowed_counts, check_count
 
 
 def inspect(options: Namespace) -> str:
@@ -87,7 +87,8 @@ def profile(options: Namespace) -> str:
     texts = read_texts(options.texts, options.field)
     with tqdm(total=len(texts), desc="profile", unit="text") as bar:
 
-        def show(done: int, _total: int) -> None:
+        def show(done: int, total: int) -> None:
+            bar.total = total  # a streamed pass counts every text once a layer
             bar.update(done - bar.n)
 
         result = run_profile(
@@ -96,6 +97,8 @@ def profile(options: Namespace) -> str:
             batch_size=options.batch_size,
             device=options.device,
             dtype=options.dtype,
+            stream=options.stream,
+            scratch=options.scratch,
             progress=show,
         )
     return f"{result!r}\nprofile: {result.save(options.out)}"
@@ -108,10 +111,13 @@ def prune(options: Namespace) -> str:
     from moeproxy.experts.statistics import ExpertProfile
     from moeproxy.proxy.build import build, check
     from moeproxy.proxy.cluster import select
+    from moeproxy.proxy.damage import damage
 
     checkpoint = Checkpoint.open(options.checkpoint)
     statistics = ExpertProfile.load(options.profile)
+    check_count(statistics, options.keep, expert_parallel=options.expert_parallel)
     plan = select(statistics, options.keep, method=options.method, weights=tuple(options.weights), seed=options.seed)
+    lost = damage(statistics, plan).gate_lost_L
     with tqdm(total=1, desc="write", unit="B", unit_scale=True) as bar:
 
         def show(done: int, total: int) -> None:
@@ -119,7 +125,10 @@ def prune(options: Namespace) -> str:
             bar.update(done - bar.n)
 
         proxy = build(checkpoint, plan, options.out, mtp=options.mtp, progress=show)
-    return repr(proxy if options.no_check else check(proxy))
+    predicted = (
+        f"routed gate mass that loses its expert: {lost.mean():.1%} (a mean over layers; worst {lost.max():.1%})"
+    )
+    return f"{proxy if options.no_check else check(proxy)!r}\n{predicted}"
 
 
 def read_texts(path: Path, field: str) -> list[str]:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from moeproxy.__main__ import main
 from moeproxy.commands import _ranges, _shown, read_texts
 from moeproxy.errors import MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.statistics import ExpertProfile
 from tests import tiny
 
 
@@ -33,8 +35,12 @@ def test_inspect_profile_prune(model: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["profile", str(model), str(texts), "--out", str(profile)]) == 0
     out = tmp_path / "proxy"
     command = ["prune", str(model), "--profile", str(profile), "--keep", "4", "--out", str(out)]
+    assert main([*command, "--expert-parallel", "3"]) == 1
+    assert "spread over 3 ranks" in capsys.readouterr().err
     assert main([*command, "--method", "frequency"]) == 0
-    assert "reloads equal" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "reloads equal" in said
+    assert "gate mass that loses its expert" in said
     assert main(command) == 1  # it exists
     assert str(out) in capsys.readouterr().err
     assert main(["inspect", str(out)]) == 0
@@ -61,6 +67,17 @@ def test_inspect_waits_for_no_slow_library(model: Path) -> None:
         "sys.exit(bool({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(model)], check=False, capture_output=True).returncode == 0
+
+
+def test_a_streamed_profile_is_the_same(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("\n".join(tiny.TEXTS))
+    found = []
+    for how in ("--stream", "--no-stream"):
+        out = tmp_path / f"profile{how}.npz"
+        assert main(["profile", str(model), str(tmp_path / "texts.txt"), "--out", str(out), how]) == 0
+        found.append(ExpertProfile.load(out))
+    assert np.array_equal(found[0].load_LE, found[1].load_LE)
+    np.testing.assert_allclose(found[0].saliency_LE, found[1].saliency_LE, rtol=1e-6)
 
 
 def test_texts_from_lines_and_json(tmp_path: Path) -> None:
