@@ -18,7 +18,8 @@ from moeproxy.proxy.check import CheckReport, check_paths, prune_in_memory
 from moeproxy.proxy.merge import check_mergeable
 from moeproxy.proxy.module_names import renumber_modules
 from moeproxy.proxy.plan import KeepPlan, Mtp, check_count
-from moeproxy.proxy.rewrite import planned_copies, write_shard
+from moeproxy.proxy.rewrite import planned_copies
+from moeproxy.proxy.shard_writer import write_shard
 from moeproxy.proxy.side_files import copy_side_files, edited_config, write_index
 
 __all__ = ["KEEP_MAP", "CheckReport", "Proxy", "build", "check", "prune_in_memory"]

@@ -1,31 +1,25 @@
-"""Copy the kept experts' bytes from a checkpoint's shards to new ones, without holding a tensor in memory.
+"""Plan which bytes of a checkpoint's shards become which tensors of a proxy; `shard_writer` then writes them.
 
 Works on bytes: a kept expert's rows are the same bytes in any dtype, quantised ones included. Only merged experts are
-computed, a piece at a time.
+computed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from moeproxy.errors import CheckpointError, ProxyError
+from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.places import Place
 from moeproxy.experts.shards import Shard, TensorInfo
-from moeproxy.proxy.merge import Member, Mixed, Part, mean_bytes, same_form
+from moeproxy.proxy.merge import Member, Mixed, Part, same_form
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.remap import remap_ids
-
-_CHUNK = 16 << 20
-_ALIGN = 8
 
 
 @dataclass(frozen=True)
@@ -189,127 +183,3 @@ def _joined(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield start, length
         start, length = offset, size
     yield start, length
-
-
-def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[int], None]) -> None:
-    """Write one safetensors file from byte ranges of another.
-
-    Args:
-        source: the shard to read.
-        copies: what to write, in order.
-        out: the new file.
-        moved: called with the number of bytes after each chunk.
-
-    Raises:
-        ProxyError: a copied tensor holds NaN or infinite values.
-    """
-    with _Sources() as sources, out.open("wb") as writer:
-        writer.write(_header(copies, source.metadata))
-        reader = sources.open(source.path)
-        for copy in copies:
-            if copy.change:
-                writer.write(copy.change(b"".join(_chunks(reader, source.path, *copy.ranges[0]))))
-                moved(copy.nbytes)
-                continue
-            for chunk in _mixed_chunks(copy, sources) if copy.mixed else _plain_chunks(copy, reader, source.path):
-                writer.write(chunk)
-                moved(len(chunk))
-
-
-class _Sources:
-    """Files that are read from, each opened once and closed at the end."""
-
-    def __init__(self) -> None:
-        self._stack, self._readers = ExitStack(), dict[Path, BinaryIO]()
-
-    def __enter__(self) -> _Sources:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def open(self, path: Path) -> BinaryIO:
-        """The open file."""
-        if path not in self._readers:
-            self._readers[path] = self._stack.enter_context(_opened(path))
-        return self._readers[path]
-
-
-def _plain_chunks(copy: Copy, reader: BinaryIO, path: Path) -> Iterator[bytes]:
-    for offset, length in copy.ranges:
-        for chunk in _chunks(reader, path, offset, length):
-            _check_finite(chunk, copy.info.dtype, copy.source, path)
-            yield chunk
-
-
-def _mixed_chunks(copy: Copy, sources: _Sources) -> Iterator[bytes]:
-    def read(part: Part, start: int, size: int) -> bytes:
-        data = b"".join(_chunks(sources.open(part.path), part.path, part.offset + start, size))
-        _check_finite(data, copy.info.dtype, part.name, part.path)
-        return data
-
-    for stretch in copy.mixed:
-        yield from mean_bytes(stretch, copy.info.dtype, _CHUNK, read)
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-
-
-def _header(copies: list[Copy], metadata: dict[str, str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-    position = 0
-    for copy in copies:
-        stop = position + copy.nbytes
-        entries[copy.name] = {"dtype": copy.info.dtype, "shape": copy.shape, "data_offsets": [position, stop]}
-        position = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGN)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _chunks(reader: BinaryIO, path: Path, offset: int, length: int) -> Iterator[bytes]:
-    """Pieces of a byte range of an open file, each of at most `_CHUNK` bytes."""
-    try:
-        reader.seek(offset)
-        while length:
-            chunk = reader.read(min(length, _CHUNK))
-            if not chunk:
-                raise _unreadable(path, "it became shorter while it was read")
-            length -= len(chunk)
-            yield chunk
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-
-
-def _unreadable(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the shard cannot be read ({why})",
-        expected="the file that was opened",
-        remedy="open the checkpoint again when nothing else changes it",
-        where=path,
-    )
-
-
-# dtype -> (integer of the same width, exponent bits): all exponent bits set means NaN or infinite.
-_EXPONENT = {
-    "F64": (np.uint64, 0x7FF0000000000000), "F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00),
-    "BF16": (np.uint16, 0x7F80),
-}  # fmt: skip
-
-
-def _check_finite(chunk: bytes, dtype: str, name: str, path: Path) -> None:
-    if dtype not in _EXPONENT:
-        return
-    integer, bits = _EXPONENT[dtype]
-    mask = integer(bits)
-    if bool(((np.frombuffer(chunk, dtype=integer) & mask) == mask).any()):
-        raise ProxyError(
-            f"tensor '{name}' holds NaN or infinite weights",
-            expected="finite weights",
-            remedy="go back to an earlier checkpoint of the run, or download this file again",
-            where=path,
-        )

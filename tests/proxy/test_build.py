@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
-from moeproxy.proxy import rewrite
+from moeproxy.proxy import shard_writer
 from moeproxy.proxy.build import KEEP_MAP, Proxy, build, check, prune_in_memory
 from moeproxy.proxy.cluster import allowed_counts, select
 from moeproxy.proxy.cost import cost, cost_table
@@ -230,7 +230,7 @@ def test_progress_counts_bytes_to_the_end(case: Case, tmp_path: Path) -> None:
 def test_small_chunks_write_the_same_bytes(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_for(case.checkpoint, allowed_counts(case.checkpoint)[1])
     whole = build(case.checkpoint, plan, tmp_path / "p")
-    monkeypatch.setattr(rewrite, "_CHUNK", 64)
+    monkeypatch.setattr(shard_writer, "_CHUNK", 64)
     pieces = build(case.checkpoint, plan, tmp_path / "q")
     assert (whole.path / "model.safetensors").read_bytes() == (pieces.path / "model.safetensors").read_bytes()
 

@@ -215,6 +215,13 @@ def test_select_does_not_change_the_profile() -> None:
         np.testing.assert_array_equal(getattr(profile, name), value)
 
 
+def test_the_output_view_is_remembered_only_with_a_weight(tmp_path: Path) -> None:
+    assert select(made_up(), 4, weights=(1, 1, 2, 0)) == select(made_up(), 4, weights=(1, 1, 2))
+    assert select(made_up(), 4, weights=(1, 1, 2, 0)).weights == (0.25, 0.25, 0.5)
+    plan = select(made_up(), 4, weights=(1, 1, 1, 1))
+    assert KeepPlan.load(plan.save(tmp_path / "plan.json")).weights == plan.weights == (0.25,) * 4
+
+
 def test_a_plan_survives_saving(tmp_path: Path) -> None:
     plan = select(made_up(), 4, weights=(3, 1, 1), seed=7)
     loaded = KeepPlan.load(plan.save(tmp_path / "plan.json"))

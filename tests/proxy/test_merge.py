@@ -16,7 +16,7 @@ from sklearn.metrics import adjusted_rand_score
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
-from moeproxy.proxy import rewrite
+from moeproxy.proxy import shard_writer
 from moeproxy.proxy.build import build, check, prune_in_memory
 from moeproxy.proxy.cluster import KeepPlan, allowed_counts, select
 from tests import tiny
@@ -88,7 +88,7 @@ def test_the_size_of_the_pieces_changes_no_byte(tmp_path: Path, monkeypatch: pyt
     checkpoint = stored_in(tiny.write(tmp_path / "m", save_original_format=False), torch.bfloat16)
     plan = merging_plan_for(checkpoint, 3)
     whole = build(checkpoint, plan, tmp_path / "p").path / "model.safetensors"
-    monkeypatch.setattr(rewrite, "_CHUNK", 56)
+    monkeypatch.setattr(shard_writer, "_CHUNK", 56)
     pieces = build(checkpoint, plan, tmp_path / "q").path / "model.safetensors"
     assert whole.read_bytes() == pieces.read_bytes()
 
