@@ -15,7 +15,9 @@ from moeproxy.experts.batches import without_head, zeros
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
 from moeproxy.experts.observe import NO_EXPERT, LayerTotals
-from moeproxy.experts.profile import run
+from moeproxy.experts.profile import profile, run, tokenise
+from moeproxy.experts.statistics import ExpertProfile
+from tests import tiny
 from tests.families import configs
 from tests.families.saved import write
 
@@ -210,6 +212,19 @@ def test_observing_changes_no_hidden_state(observed: Any) -> None:
     if checkpoint.family.observer in ("gated_input", "sorted"):
         assert torch.equal(seen[0], plain)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_profile_of_the_whole_checkpoint_is_the_same_streamed(observed: Any, tmp_path: Path) -> None:
+    _, checkpoint, _ = observed
+    tiny.tokenizer().save_pretrained(checkpoint.path)
+    one, other = (profile(checkpoint, tiny.TEXTS, batch_size=3, stream=how) for how in (False, True))
+    assert one.n_tokens == other.n_tokens == len(one.tokens_T) == sum(map(len, tokenise(checkpoint, tiny.TEXTS)))
+    np.testing.assert_array_equal(one.choices_TLK, other.choices_TLK)
+    np.testing.assert_array_equal(one.router_LED, other.router_LED)
+    np.testing.assert_allclose(one.output_LED, other.output_LED, rtol=0, atol=1e-5 * np.abs(one.output_LED).max())
+    again = ExpertProfile.load(one.save(tmp_path / "p.npz"))
+    np.testing.assert_array_equal(again.choices_TLK, one.choices_TLK)
+    assert (one.choices_TLK == NO_EXPERT).sum() == one.n_tokens * one.top_k * len(one.moe_layers) - one.load_LE.sum()
 
 
 def test_every_family_has_an_observer(tmp_path: Path) -> None:
