@@ -128,6 +128,15 @@ def toggled(set_to: Callable[[int], None], values: list[int]) -> Iterator[Move]:
             yield lambda value=value: set_to(value)
 
 
+def weighed(panel: ExpertPanel) -> Iterator[Move]:
+    """Yield moves to weights that were not shown before, whose layout is not remembered."""
+    for first in range(1, 11):
+        for second in (7, 3):
+            panel.weight_sliders[1].value = second
+            yield lambda first=first: setattr(panel.weight_sliders[0], "value", first)
+            panel.weight_sliders[0].value = 0
+
+
 def main() -> None:
     """Measure both panels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,7 +156,7 @@ def main() -> None:
         controls = {
             "experts kept": toggled(panel.choose, [half - 8, half, half + 8, half // 2]),
             "layer": toggled(lambda v, p=panel: setattr(p.layer, "value", v), list(range(options.layers))),
-            "weight": toggled(lambda v, p=panel: setattr(p.weight_sliders[0], "value", v), [5, 4, 3, 2, 1]),
+            "weight": weighed(panel),
         }
         for name, moves in controls.items():
             held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy import sparse
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.experts.checkpoint import html_table
@@ -29,6 +30,7 @@ FORMAT = 1
 Report = Callable[[float, str], None]
 Key = tuple[int | None, tuple[float, float, float, float]]
 _PROJECTED = 64  # columns a view; enough for a picture, and 6,144 experts stay within a slider's budget
+_SAMPLED = 4096  # tokens that the meetings of experts are counted on
 _TYPICAL_S = 15.0  # of a first UMAP, which compiles; it only shapes the progress bar
 
 
@@ -55,34 +57,52 @@ def pca_layout(distance_EE: Float[np.ndarray, "E E"]) -> Float[np.ndarray, "E 2"
     return _upright(xy_E2).astype(np.float32)
 
 
-def features(profile: ExpertProfile, weights: Sequence[float | int]) -> Float[np.ndarray, "N X"]:
-    """Return one vector for every expert of every layer, layer by layer, comparable across layers.
+@dataclass(frozen=True)
+class LayerFeatures:
+    """One vector a view for every expert of every layer (N = L * E), comparable across layers.
 
     The co-activation counts that `distances` uses live within one layer. Across layers the view is: with which
     experts of all layers do an expert's tokens meet (from `choices_TLK`). Router rows, contexts and outputs are
-    centred by layer, or the map would show nothing but the layers. Each view is projected at random to 64 columns,
-    scaled to length 1 and weighted, so the squared distance is twice the weighted sum of cosine distances.
+    centred by layer, or the map would show nothing but the layers. Each view is projected at random to 64 columns and
+    scaled to length 1. Made once: a move of a weight only weighs them anew.
 
-    Raises:
-        MoeproxyError: only co-activation has a weight, and the profile kept no choices.
+    Attributes:
+        router_NX, context_NX, output_NX: unit vectors, zeros for experts of which nothing is known.
+        meeting_NX: the same of the co-activation view; None where the profile kept no choices.
     """
-    _, four = layout_key(None, weights)
-    has_choices = len(profile.choices_TLK) > 0
-    if four[1] == sum(four) and not has_choices:
-        raise MoeproxyError(
-            "co-activation across layers needs the choices of every token, which this profile did not keep",
-            expected="a profile with keep_choices=True",
-            remedy="profile again with keep_choices=True, or give another view a weight",
+
+    router_NX: Float[np.ndarray, "N X1"]
+    meeting_NX: Float[np.ndarray, "N X2"] | None
+    context_NX: Float[np.ndarray, "N X3"]
+    output_NX: Float[np.ndarray, "N X4"]
+
+    @classmethod
+    def of(cls, profile: ExpertProfile) -> LayerFeatures:
+        """Make the vectors of a profile."""
+        rng = np.random.default_rng(0)
+        router, context, output = (
+            _unit(_projected(_centred(vectors_LED, profile), rng))
+            for vectors_LED in (profile.router_LED, profile.context_LED, profile.output_LED)
         )
-    rng = np.random.default_rng(0)
-    makers = (
-        lambda: _centred(profile.router_LED, profile),
-        lambda: _meetings(profile, rng) if has_choices else np.zeros((profile.load_LE.size, 1)),
-        lambda: _centred(profile.context_LED, profile),
-        lambda: _centred(profile.output_LED, profile),
-    )
-    parts = [np.sqrt(w) * _unit(_projected(make(), rng)) for w, make in zip(four, makers, strict=True) if w > 0]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+        meeting = _unit(_meetings(profile, rng)) if len(profile.choices_TLK) else None
+        return cls(router, meeting, context, output)
+
+    def weigh(self, weights: Sequence[float | int]) -> Float[np.ndarray, "N X"]:
+        """Return vectors whose squared distance is twice the weighted sum of the views' cosine distances.
+
+        Raises:
+            MoeproxyError: only co-activation has a weight, and the profile kept no choices.
+        """
+        _, four = layout_key(None, weights)
+        if four[1] == sum(four) and self.meeting_NX is None:
+            raise MoeproxyError(
+                "co-activation across layers needs the choices of every token, which this profile did not keep",
+                expected="a profile with keep_choices=True",
+                remedy="profile again with keep_choices=True, or give another view a weight",
+            )
+        views = zip(four, (self.router_NX, self.meeting_NX, self.context_NX, self.output_NX), strict=True)
+        parts = [np.sqrt(weight) * view_NX for weight, view_NX in views if weight > 0 and view_NX is not None]
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def pca_of_features(features_NX: Float[np.ndarray, "N X"]) -> Float[np.ndarray, "N 2"]:
@@ -226,15 +246,15 @@ def _centred(vectors_LED: np.ndarray, profile: ExpertProfile) -> np.ndarray:
 def _meetings(profile: ExpertProfile, rng: np.random.Generator) -> np.ndarray:
     """How often each expert's tokens go to each expert of every layer, the latter projected to 64 columns."""
     n_layers, n_experts = profile.load_LE.shape
-    step = max(len(profile.choices_TLK) // 4096, 1)
-    place_TLK = profile.choices_TLK[::step].astype(np.int64) + n_experts * np.arange(n_layers)[:, None]
-    row_T = np.arange(len(place_TLK)).repeat(n_layers * place_TLK.shape[2])
+    chosen_TLK = profile.choices_TLK[:: max(len(profile.choices_TLK) // _SAMPLED, 1)].astype(np.int64)
     # A slot without a routed expert (families with skip or zero experts) would count for another layer.
-    chosen = profile.choices_TLK[::step].reshape(-1)
-    known = (chosen >= 0) & (chosen < n_experts)
-    chosen_TN = np.zeros((len(place_TLK), profile.load_LE.size), np.float32)
-    chosen_TN[row_T[known], place_TLK.reshape(-1)[known]] = 1.0
-    return chosen_TN.T @ _projected(chosen_TN, rng).astype(np.float32)
+    known = (chosen_TLK >= 0) & (chosen_TLK < n_experts)
+    place_TLK = chosen_TLK + n_experts * np.arange(n_layers)[:, None]
+    token = np.nonzero(known)[0]
+    shape = (len(chosen_TLK), n_layers * n_experts)
+    chosen_TN = sparse.csr_array((np.ones(len(token), np.float32), (token, place_TLK[known])), shape=shape)
+    random_NP = rng.standard_normal((shape[1], _PROJECTED), dtype=np.float32)
+    return chosen_TN.T @ (chosen_TN @ random_NP)
 
 
 def _projected(vectors_NX: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -9,16 +9,13 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Float
-
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.files import provenance
 from moeproxy.lab.pruning_study import calibration_texts
-from moeproxy.proxy.similarity import Views, distances
-from moeproxy.view.expert_layout import ExpertMaps, features, layout_key, pca_layout, pca_of_features
+from moeproxy.proxy.similarity import distances
+from moeproxy.view.expert_layout import ExpertMaps, LayerFeatures, layout_key, pca_layout, pca_of_features
 from moeproxy.view.umap_process import embed
 
 WEIGHTS = ((1, 1, 1, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
@@ -43,25 +40,22 @@ def compute_maps(
     Raises:
         MoeproxyError: UMAP failed.
     """
-    views, xy = distances(statistics, output=True), {}
+    views, whole, xy = distances(statistics, output=True), LayerFeatures.of(statistics), {}
     for four in weights:
         for layer in (*statistics.moe_layers, None):
-            xy[layout_key(layer, four)] = _layout(statistics, views, layer, four, seed)
+            if layer is None:
+                features_NX = whole.weigh(four)
+                start_N2 = pca_of_features(features_NX)
+                # In this process: each new one would compile UMAP again.
+                found = embed(features_NX, start_N2, precomputed=False, seed=seed)
+            else:
+                fused_EE = views.fuse(four)[statistics.moe_layers.index(layer)]
+                found = embed(fused_EE, pca_layout(fused_EE), precomputed=True, seed=seed)
+            xy[layout_key(layer, four)] = found
             if progress:
                 progress(f"layer {'all' if layer is None else layer}, weights {four}")
     settings = {"seed": seed, "profile": dict(statistics.provenance)}
     return ExpertMaps(statistics.checkpoint_fingerprint, xy, provenance(**settings))
-
-
-def _layout(
-    statistics: ExpertProfile, views: Views, layer: int | None, weights: tuple[int, ...], seed: int
-) -> Float[np.ndarray, "N 2"]:
-    # In this process: each new one would compile UMAP again.
-    if layer is None:
-        features_NX = features(statistics, weights)
-        return embed(features_NX, pca_of_features(features_NX), precomputed=False, seed=seed)
-    fused_EE = views.fuse(weights)[statistics.moe_layers.index(layer)]
-    return embed(fused_EE, pca_layout(fused_EE), precomputed=True, seed=seed)
 
 
 def main() -> None:

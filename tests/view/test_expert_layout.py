@@ -17,7 +17,7 @@ from moeproxy.places import data_dir
 from moeproxy.view import expert_layout
 from moeproxy.view.expert_layout import (
     ExpertMaps,
-    features,
+    LayerFeatures,
     layout_key,
     pca_layout,
     pca_of_features,
@@ -53,7 +53,7 @@ def test_few_or_equal_experts_have_places_too() -> None:
 @pytest.mark.parametrize("weights", [(1, 0, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (1, 0, 1, 1)])
 def test_planted_clusters_lie_together_across_views(weights: tuple[int, ...]) -> None:
     profile, truth_LE = planted(4, 6, n_layers=1, noise=0.02)
-    found_NX = features(profile, weights)
+    found_NX = LayerFeatures.of(profile).weigh(weights)
     apart, same = _apart(found_NX), truth_LE.reshape(-1)[:, None] == truth_LE.reshape(-1)
     assert apart[same].max() < apart[~same].min()
 
@@ -65,15 +65,15 @@ def test_coactivation_joins_experts_that_the_same_tokens_visit_in_two_layers() -
     kept = {"choices_TLK": choices_TLK, "weights_TLK": np.ones(choices_TLK.shape, np.float16)}
     kept["tokens_T"] = trade_T.astype(np.int32)
     profile = dataclasses.replace(made_up(n_layers=2, n_experts=6), top_k=1, **kept)
-    apart = _apart(features(profile, (0, 1, 0, 0)))
+    apart = _apart(LayerFeatures.of(profile).weigh((0, 1, 0, 0)))
     np.fill_diagonal(apart, np.inf)
     assert apart.argmin(axis=1).tolist() == [11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 
 
 def test_coactivation_across_layers_needs_the_choices() -> None:
     with pytest.raises(MoeproxyError, match="keep_choices=True"):
-        features(made_up(), (0, 1, 0, 0))
-    assert features(made_up(), (1, 1, 0, 0)).shape[0] == 24
+        LayerFeatures.of(made_up()).weigh((0, 1, 0, 0))
+    assert LayerFeatures.of(made_up()).weigh((1, 1, 0, 0)).shape[0] == 24
 
 
 def test_keys_do_not_depend_on_the_scale_of_weights() -> None:

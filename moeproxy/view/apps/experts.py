@@ -19,7 +19,7 @@ from moeproxy.proxy.cluster import allowed_counts, select
 from moeproxy.proxy.damage import damage
 from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.protect import forced_experts
-from moeproxy.proxy.similarity import check_weights, distances
+from moeproxy.proxy.similarity import check_weights, distances, layer_index
 from moeproxy.view.apps.counts import CountControl
 from moeproxy.view.apps.selection import Pick, parse, written
 from moeproxy.view.apps.slider import NamedSlider
@@ -28,7 +28,7 @@ from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status
 from moeproxy.view.expert_details import LayerFacts, expert_table
 from moeproxy.view.expert_layout import (
     ExpertMaps,
-    features,
+    LayerFeatures,
     layout_key,
     pca_layout,
     pca_of_features,
@@ -63,6 +63,9 @@ class ExpertPanel:
         layer: decoder layer shown at first, by default the first with experts.
         maps: stored UMAP layouts; by default those that come with moeproxy for this checkpoint.
 
+    Raises:
+        ProxyError: `layer` has no experts.
+
     Example:
         >>> panel = ExpertPanel("data/models/qwen3-moe-tiny", profile)
         >>> panel  # the last expression of a cell shows it
@@ -91,7 +94,9 @@ class ExpertPanel:
         self.summary, self.status = Status(), Status()
         self.table, self.damage_table = LiveTable(), LiveTable(400, folded=True)
         self._redraw = Debouncer(self.status.guard(self._draw))
-        self._make_controls(n_keep or profile.n_experts // 2, profile.moe_layers[0] if layer is None else layer)
+        first = profile.moe_layers[0] if layer is None else layer
+        layer_index(profile, first)  # refuses a layer without experts
+        self._make_controls(n_keep or profile.n_experts // 2, first)
         self.state = self._read_controls()
         self.figure, self._drawn = LiveFigure(map_figure(self.state)), values(self.state)
         self.job = Job(self._compute_umap, "Compute UMAP", status=self.status, on_done=lambda _: self._redraw())
@@ -241,14 +246,14 @@ class ExpertPanel:
             return self._umaps[key], "UMAP"
         if key not in self._pcas:
             whole = layer is None
-            self._pcas[key] = pca_of_features(features(self.profile, self.weights)) if whole else pca_layout(fused_EE)
+            self._pcas[key] = pca_of_features(self._features.weigh(self.weights)) if whole else pca_layout(fused_EE)
         return self._pcas[key], "PCA"
 
     def _compute_umap(self, report: Report) -> np.ndarray:
         layer, weights = (None if self.scope.value else self.layer.value), self.weights
         check_weights(weights)
         if layer is None:
-            matrix = features(self.profile, weights)
+            matrix = self._features.weigh(weights)
         else:
             matrix = self._views.fuse(weights)[self.profile.moe_layers.index(layer)]
         xy_N2 = umap_layout(matrix, precomputed=layer is not None, report=report)
@@ -291,6 +296,10 @@ class ExpertPanel:
             fused_EE = fused_LEE[self.profile.moe_layers.index(layer)]
             parts.append(expert_table(self._facts[layer], self.plan, fused_EE, experts, forced))
         return pd.concat(parts)
+
+    @cached_property
+    def _features(self) -> LayerFeatures:
+        return LayerFeatures.of(self.profile)  # when the map first shows all layers
 
     @cached_property
     def _decode(self) -> Callable[[int], str]:

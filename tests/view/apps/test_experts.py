@@ -216,6 +216,11 @@ def test_a_profile_without_choices_can_be_shown(made: Made) -> None:
     assert not panel.status.is_error, panel.status.text
 
 
+def test_a_layer_without_experts_is_refused(made: Made) -> None:
+    with pytest.raises(moeproxy.MoeproxyError, match="layer 99 has no experts"):
+        ExpertPanel(*made, layer=99)
+
+
 def test_only_what_differs_is_sent(panel: ExpertPanel) -> None:
     before = values(panel.state)
     assert [changes(old, new) for old, new in zip(before, values(panel.state), strict=True)] == 10 * [{}]
