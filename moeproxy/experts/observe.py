@@ -105,7 +105,8 @@ class LayerTotals:
         flat_S = torch.where(index_TK < 0, n_experts, index_TK).flatten()
         gate_S, outputs_SD = weight_TK.flatten().double(), output_TKD.flatten(0, 1).float()
         norm_S = outputs_SD.norm(dim=-1).double()
-        peak_S = outputs_SD.abs().amax(dim=-1).double()
+        # The largest absolute value, without a copy of all outputs.
+        peak_S = torch.maximum(outputs_SD.amax(dim=-1), -outputs_SD.amin(dim=-1)).double()
 
         def total(value_S: Tensor | None) -> Tensor:
             return torch.bincount(flat_S, value_S, n_experts + 1)[:n_experts].cpu()
