@@ -28,7 +28,7 @@ import torch
 from moeproxy.experts.batches import pad, zeros
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
-from moeproxy.experts.profile import profile, tokenise
+from moeproxy.experts.profile import FOLDS, profile, tokenise
 from moeproxy.experts.profile import run as run_profile
 from moeproxy.lab import probes
 from moeproxy.lab.pruning_study import calibration_texts
@@ -38,16 +38,19 @@ from moeproxy.proxy.build import build
 from moeproxy.proxy.cluster import select
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """Return how long `work` takes."""
-    started = time.perf_counter()
+    started = clock()
     work()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def alternating(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> list[float]:
-    """Return the ratio ours / theirs of each round, after one round that is not counted."""
-    pairs = [(seconds(ours), seconds(theirs)) for _ in range(rounds + 1)][1:]
+    """Return the ratio ours / theirs of processor time of each round, after one round that is not counted.
+
+    Processor time, since both compute in one thread and the machine does other things too.
+    """
+    pairs = [(seconds(ours, time.process_time), seconds(theirs, time.process_time)) for _ in range(rounds + 1)][1:]
     return [a / b for a, b in pairs]
 
 
@@ -71,12 +74,12 @@ def profiling(model: Path, rounds: int) -> None:
     batches = [pad(texts[start : start + 200]) for start in range(0, len(texts), 200)]
 
     def plain() -> None:
-        with torch.no_grad():
+        with torch.inference_mode():
             for ids, mask in batches:
                 loaded.model(input_ids=ids, attention_mask=mask, use_cache=False)
 
     def observed() -> None:
-        totals = {layer: zeros(loaded, checkpoint, True) for layer in checkpoint.moe_layers}
+        totals = {layer: zeros(loaded, checkpoint, True, FOLDS) for layer in checkpoint.moe_layers}
         run_profile(loaded, checkpoint, totals, texts, 200)
 
     show("profile / plain forward pass", alternating(observed, plain, rounds), 1.3)
