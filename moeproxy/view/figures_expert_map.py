@@ -122,7 +122,7 @@ def map_figure(state: MapState) -> go.Figure:
         specs=[[{}, {}], [{"colspan": 2}, None]],
         column_widths=[0.53, 0.47],
         row_heights=[0.73, 0.27],
-        vertical_spacing=0.19,
+        vertical_spacing=0.17,
         horizontal_spacing=0.08,
         subplot_titles=titles(state),
     )
@@ -180,9 +180,9 @@ def values(state: MapState) -> list[dict[str, Any]]:
     return [
         _links(state),
         ring(state.places(state.selected), 14),
-        ring(kept_N, 5),
+        ring(kept_N, 5 if len(x_N) <= _MOST_SHAPED else 2),
         _experts(state, size_N),
-        ring(state.places(state.kept_always), 9),
+        ring(state.places(state.kept_always), 20),
         ring(state.places(state.dropped_always), 9),
         # Three digits are enough for a colour and make the message a third as long.
         {"z": np.round(state.fused_EE[np.ix_(state.order_E, state.order_E)].astype(np.float64), 3)},
@@ -261,6 +261,7 @@ def _traces(state: MapState) -> list[go.Scatter | go.Heatmap | go.Bar]:
             x=layers,
             mode="markers",
             name="tokens that keep all their experts",
+            cliponaxis=False,
             marker={"symbol": "diamond", "size": 9, "color": BLUE, "line": {"width": 1, "color": "white"}},
             hovertemplate="layer %{x}: %{y:.1f} % of the tokens<extra></extra>",
             **_UNFADED,
@@ -298,14 +299,14 @@ def _label_axes(figure: go.Figure) -> None:
     heat = {"tickmode": "array", "showgrid": False, "zeroline": False, "title_text": "expert", "title_standoff": 6}
     figure.update_xaxes(**heat, tickfont_size=9, tickangle=-90, row=1, col=2)
     figure.update_yaxes(**heat, tickfont_size=9, autorange="reversed", row=1, col=2)
-    figure.update_xaxes(title_text="layer", type="category", row=2, col=1)
+    figure.update_xaxes(title_text="layer", type="category", nticks=25, tickangle=0, row=2, col=1)
     figure.update_yaxes(title_text="%", rangemode="tozero", row=2, col=1)
 
 
 def _sizes(state: MapState) -> Float[np.ndarray, " N"]:
     """Marker diameters in pixels; the area above the smallest grows with use."""
     n = len(state.xy_N2)
-    smallest, grown = (15, 18) if n <= _MOST_NAMED else (7, 13) if n <= _MOST_SHAPED else (4, 8)
+    smallest, grown = (15, 18) if n <= _MOST_NAMED else (7, 11) if n <= _MOST_SHAPED else (3, 5)
     return smallest + grown * np.sqrt(state.share_N / max(float(state.share_N.max()), 1e-9))
 
 

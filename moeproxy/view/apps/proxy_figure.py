@@ -170,7 +170,8 @@ def _traces(state: PanelState) -> list[go.Heatmap | go.Bar | go.Scatter]:
     kept, dropped, bars_kept, bars_dropped, sizes, lost, whole = values(state)
     layers = [str(layer) for layer in state.profile.moe_layers]
     experts = np.arange(state.profile.n_experts)
-    grid = {"x": experts, "y": [str(layer) for layer in state.profile.moe_layers], "xgap": 1, "ygap": 1}
+    gap = 1 if state.profile.n_experts <= 64 else 0  # between many small cells nothing but gaps would be seen
+    grid = {"x": experts, "y": [str(layer) for layer in state.profile.moe_layers], "xgap": gap, "ygap": gap}
     hover = "layer %{y}, expert %{x}: %{z:.2f} % of tokens"
     greys = {"colorscale": _GREYS, "zmin": 0, "zmax": _top(state), "showscale": False}
     bar_hover = "expert %{x}: %{y:.2f} % of tokens<extra></extra>"
@@ -199,6 +200,7 @@ def _traces(state: PanelState) -> list[go.Heatmap | go.Bar | go.Scatter]:
             **whole,
             x=layers,
             name="tokens that keep all their experts",
+            cliponaxis=False,
             mode="markers",
             marker={"symbol": "diamond", "size": 9, "color": BLUE, "line": {"width": 1, "color": "white"}},
             hovertemplate="layer %{x}: %{y:.1f} % of the tokens<extra></extra>",
@@ -213,7 +215,7 @@ def _label_axes(figure: go.Figure, state: PanelState) -> None:
     figure.update_yaxes(title_text="% of tokens", rangemode="tozero", row=2, col=1)
     figure.update_xaxes(title_text="MB", range=[0, 1.05 * _megabytes(state.original)], row=3, col=1)
     figure.update_yaxes(autorange="reversed", row=3, col=1)
-    figure.update_xaxes(title_text="layer", type="category", row=2, col=2)
+    figure.update_xaxes(title_text="layer", type="category", nticks=13, tickangle=0, row=2, col=2)
     figure.update_yaxes(title_text="%", rangemode="tozero", row=2, col=2)
 
 
