@@ -177,7 +177,7 @@ def probing(model: Path, rounds: int) -> None:
         return float(np.median(run(spec).values("seconds_per_step")[2:]))
 
     def bare() -> float:
-        nothing = {"logprob_diff_mean": 0.0}
+        nothing = {"logprob_diff_mean": 0.0, "grad_norm": 0.0}
         with (
             mock.patch.object(probes, "gradient_norms", return_value=nothing),
             mock.patch.object(probes, "mismatch", return_value=nothing),

@@ -52,9 +52,10 @@ def pieces(texts: list[list[int]], batch_size: int, n_folds: int) -> Iterator[Pi
 
 def pad(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-pad with token 0; return ids and the mask of valid tokens (the mask, not the id, decides)."""
-    rows = [torch.tensor(text) for text in texts]
-    mask_BT = nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
-    return nn.utils.rnn.pad_sequence(rows, batch_first=True), mask_BT
+    lengths = torch.tensor([len(text) for text in texts])
+    width = int(lengths.max())
+    ids_BT = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    return ids_BT, torch.arange(width) < lengths.unsqueeze(1)
 
 
 def n_folds_of(totals: Totals) -> int:
