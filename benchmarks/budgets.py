@@ -86,7 +86,7 @@ def profiling(model: Path, rounds: int) -> None:
 
 
 def writing(rounds: int) -> None:
-    """Compare writing a proxy with copying as many bytes (a made-up checkpoint of about 600 MB, same disk)."""
+    """Compare writing a proxy with copying as many bytes (a made-up checkpoint of about 1.2 GB, same disk)."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         source = folder / "source"
@@ -116,24 +116,24 @@ def writing(rounds: int) -> None:
 
 
 def _large_checkpoint(path: Path) -> None:
-    """Write a random Qwen3-MoE checkpoint: 8 layers x 128 experts, width 256."""
+    """Write a random Qwen3-MoE checkpoint: 4 layers x 128 experts, width 512, 0.8 MB a tensor (3 MB in real ones)."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     from moeproxy.lab.tokens import build_tokenizer, vocabulary_size
 
     config = Qwen3MoeConfig(
         vocab_size=vocabulary_size(),
-        hidden_size=256,
-        num_hidden_layers=8,
+        hidden_size=512,
+        num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
         intermediate_size=256,
-        moe_intermediate_size=192,
+        moe_intermediate_size=384,
         num_experts=128,
         num_experts_per_tok=8,
     )
-    Qwen3MoeForCausalLM(config).save_pretrained(path, max_shard_size="200MB")
+    Qwen3MoeForCausalLM(config).save_pretrained(path, max_shard_size="400MB")
     build_tokenizer().save_pretrained(path)
 
 

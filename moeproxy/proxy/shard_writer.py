@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from moeproxy.proxy.rewrite import Copy
 
 __all__ = ["write_shard"]
 
-_CHUNK = 16 << 20
+# Small enough to stay in a processor's cache between reading, checking and writing.
+_CHUNK = 1 << 20
 _ALIGN = 8
 
 
@@ -38,19 +39,20 @@ def write_shard(source: Shard, copies: list[Copy], out: Path, moved: Callable[[i
         reader = sources.open(source.path)
         for copy in copies:
             if copy.change:
-                writer.write(copy.change(b"".join(_chunks(reader, source.path, *copy.ranges[0]))))
+                writer.write(copy.change(b"".join(sources.chunks(reader, source.path, *copy.ranges[0]))))
                 moved(copy.nbytes)
                 continue
-            for chunk in _mixed_chunks(copy, sources) if copy.mixed else _plain_chunks(copy, reader, source.path):
+            for chunk in _mixed_chunks(copy, sources) if copy.mixed else _plain_chunks(copy, sources, source.path):
                 writer.write(chunk)
                 moved(len(chunk))
 
 
 class _Sources:
-    """Files that are read from, each opened once and closed at the end."""
+    """Files that are read from, each opened once and closed at the end, and the one buffer that all are read into."""
 
     def __init__(self) -> None:
-        self._stack, self._readers = ExitStack(), dict[Path, BinaryIO]()
+        self._stack, self._readers = ExitStack(), dict[Path, BufferedReader]()
+        self._buffer = memoryview(bytearray(_CHUNK))
 
     def __enter__(self) -> _Sources:
         return self
@@ -58,23 +60,37 @@ class _Sources:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def open(self, path: Path) -> BinaryIO:
+    def open(self, path: Path) -> BufferedReader:
         """The open file."""
         if path not in self._readers:
             self._readers[path] = self._stack.enter_context(_opened(path))
         return self._readers[path]
 
+    def chunks(self, reader: BufferedReader, path: Path, offset: int, length: int) -> Iterator[memoryview]:
+        """Pieces of a byte range of an open file, each of at most `_CHUNK` bytes and good until the next."""
+        try:
+            reader.seek(offset)
+            while length:
+                size = reader.readinto(self._buffer[: min(length, len(self._buffer))])
+                if not size:
+                    raise _unreadable(path, "it became shorter while it was read")
+                length -= size
+                yield self._buffer[:size]
+        except OSError as error:
+            raise _unreadable(path, error.strerror or str(error)) from error
 
-def _plain_chunks(copy: Copy, reader: BinaryIO, path: Path) -> Iterator[bytes]:
+
+def _plain_chunks(copy: Copy, sources: _Sources, path: Path) -> Iterator[memoryview]:
+    reader = sources.open(path)
     for offset, length in copy.ranges:
-        for chunk in _chunks(reader, path, offset, length):
+        for chunk in sources.chunks(reader, path, offset, length):
             _check_finite(chunk, copy.info.dtype, copy.source, path)
             yield chunk
 
 
 def _mixed_chunks(copy: Copy, sources: _Sources) -> Iterator[bytes]:
     def read(part: Part, start: int, size: int) -> bytes:
-        data = b"".join(_chunks(sources.open(part.path), part.path, part.offset + start, size))
+        data = b"".join(sources.chunks(sources.open(part.path), part.path, part.offset + start, size))
         _check_finite(data, copy.info.dtype, part.name, part.path)
         return data
 
@@ -82,7 +98,7 @@ def _mixed_chunks(copy: Copy, sources: _Sources) -> Iterator[bytes]:
         yield from mean_bytes(stretch, copy.info.dtype, _CHUNK, read)
 
 
-def _opened(path: Path) -> BinaryIO:
+def _opened(path: Path) -> BufferedReader:
     try:
         return path.open("rb")
     except OSError as error:
@@ -101,20 +117,6 @@ def _header(copies: list[Copy], metadata: dict[str, str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _chunks(reader: BinaryIO, path: Path, offset: int, length: int) -> Iterator[bytes]:
-    """Pieces of a byte range of an open file, each of at most `_CHUNK` bytes."""
-    try:
-        reader.seek(offset)
-        while length:
-            chunk = reader.read(min(length, _CHUNK))
-            if not chunk:
-                raise _unreadable(path, "it became shorter while it was read")
-            length -= len(chunk)
-            yield chunk
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from error
-
-
 def _unreadable(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"the shard cannot be read ({why})",
@@ -131,7 +133,7 @@ _EXPONENT = {
 }  # fmt: skip
 
 
-def _check_finite(chunk: bytes, dtype: str, name: str, path: Path) -> None:
+def _check_finite(chunk: bytes | memoryview, dtype: str, name: str, path: Path) -> None:
     if dtype not in _EXPONENT:
         return
     integer, bits = _EXPONENT[dtype]
