@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from moeproxy.proxy.build import Proxy, build, check
     from moeproxy.proxy.cluster import KeepPlan, allowed_counts, select
     from moeproxy.proxy.cost import cost
+    from moeproxy.proxy.damage import damage
+    from moeproxy.proxy.fidelity import fidelity
+    from moeproxy.proxy.stability import stability
     from moeproxy.traces.trace import RunInfo, Trace, load_dir
     from moeproxy.triage.compare import Comparison, compare, compare_all
 
@@ -36,6 +39,9 @@ _HOMES = {
     "moeproxy.proxy.build": ("Proxy", "build", "check"),
     "moeproxy.proxy.cluster": ("KeepPlan", "allowed_counts", "select"),
     "moeproxy.proxy.cost": ("cost",),
+    "moeproxy.proxy.damage": ("damage",),
+    "moeproxy.proxy.fidelity": ("fidelity",),
+    "moeproxy.proxy.stability": ("stability",),
     "moeproxy.traces.trace": ("RunInfo", "Trace", "load_dir"),
     "moeproxy.triage.compare": ("Comparison", "compare", "compare_all"),
 }
@@ -56,9 +62,12 @@ __all__ = [
     "compare",
     "compare_all",
     "cost",
+    "damage",
+    "fidelity",
     "load_dir",
     "profile",
     "select",
+    "stability",
 ]
 
 

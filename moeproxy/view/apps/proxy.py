@@ -45,6 +45,7 @@ class ProxyPanel:
         weights, keep_always, drop_always: as in `moeproxy.select`.
         mtp: what becomes of multi-token-prediction layers, as in `moeproxy.build`.
         texts: texts on which a built proxy is held against its original; without them that is left out.
+        prompts: the beginnings of the texts that are not to be predicted, as in `fidelity`.
         score: a measure of a loaded model that goes into the same table, such as a task's accuracy.
 
     Example:
@@ -68,11 +69,12 @@ class ProxyPanel:
         drop_always: Wish | None = None,
         mtp: Mtp | None = None,
         texts: Sequence[str] | None = None,
+        prompts: Sequence[str] | None = None,
         score: Callable[[Any], float] | None = None,
     ) -> None:
         self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
         self.profile, self.out, self.seed = profile, Path(out), seed
-        self.texts, self.score = texts, score
+        self.texts, self.prompts, self.score = texts, prompts, score
         self.mtp: Mtp | None = mtp
         self._choice: dict[str, Any] = {"weights": weights, "keep_always": keep_always, "drop_always": drop_always}
         self._views = distances(profile, output=len(check_weights(weights)) == 4)
@@ -201,7 +203,8 @@ class ProxyPanel:
                 f"Holding {proxy.path.name} against its original: {left(done, total)}.",
             )
 
-        found = fidelity(self.checkpoint, proxy, self.texts or (), score=self.score, progress=passed)
+        options = {"prompts": self.prompts, "score": self.score, "progress": passed}
+        found = fidelity(self.checkpoint, proxy, self.texts or (), **options)
         self.fidelity = found
         self.fidelity_table.show(fidelity_table(found), f"Fidelity of {proxy.path.name}")
 
