@@ -14,7 +14,7 @@ from moeproxy.places import data_dir
 from moeproxy.triage.compare import Comparison
 
 RANK = "rank correlation (no response)"
-SHOWN = ("random", "first", "frequency", "gate", "reap", "cluster")
+SHOWN = ("random", "first", "frequency", "gate", "reap", "cluster", "merge")
 
 
 def verdicts() -> str:
