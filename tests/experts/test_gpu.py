@@ -1,4 +1,4 @@
-"""The calibration pass on one GPU; skips where there is none (`pytest tests/experts/test_gpu.py` on a machine with one)."""
+"""The calibration pass on one GPU; skips where there is none (run this file alone on a machine with one)."""
 
 from __future__ import annotations
 
