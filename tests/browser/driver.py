@@ -86,10 +86,20 @@ class Lab:
         self._wait_until_ready(path)
 
     def reload(self, path: str) -> None:
-        """Save, then load the page anew; the kernel goes on living."""
+        """Save, then load the page anew, whose notebook shows a widget; the kernel goes on living.
+
+        JupyterLab waits four seconds for the kernel to send its widgets and then shows "model not found". On a busy
+        machine that is too short now and then, and a reader would reload once more.
+        """
         self.command("docmanager:save")
-        self.page.reload(timeout=TIMEOUT_MS)
-        self._wait_until_ready(path)
+        for _ in range(3):
+            self.problems.clear()
+            self.page.reload(timeout=TIMEOUT_MS)
+            self._wait_until_ready(path)
+            lost = self.page.get_by_text("model not found")
+            self.page.locator(".jupyter-widgets").or_(lost).first.wait_for(timeout=TIMEOUT_MS)
+            if not lost.count():
+                return
 
     def run_all(self, timeout_ms: int = TIMEOUT_MS) -> None:
         """Run all cells and wait for the last."""
