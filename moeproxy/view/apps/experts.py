@@ -21,10 +21,11 @@ from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.protect import forced_experts
 from moeproxy.proxy.similarity import check_weights, distances, layer_index
 from moeproxy.view.apps.counts import CountControl
+from moeproxy.view.apps.opening import open_profiled
 from moeproxy.view.apps.selection import Pick, parse, written
 from moeproxy.view.apps.slider import NamedSlider
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status
+from moeproxy.view.apps.ui import Job, LiveFigure, Redraw, Report, Status
 from moeproxy.view.expert_details import LayerFacts, expert_table
 from moeproxy.view.expert_layout import (
     ExpertMaps,
@@ -64,7 +65,8 @@ class ExpertPanel:
         maps: stored UMAP layouts; by default those that come with moeproxy for this checkpoint.
 
     Raises:
-        ProxyError: `layer` has no experts.
+        ProfileError: the profile was made from another checkpoint.
+        ProxyError: `layer` has no experts, or `n_keep` is no whole number.
 
     Example:
         >>> panel = ExpertPanel("data/models/qwen3-moe-tiny", profile)
@@ -82,7 +84,7 @@ class ExpertPanel:
         layer: int | None = None,
         maps: ExpertMaps | None = None,
     ) -> None:
-        self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+        self.checkpoint = open_profiled(checkpoint, profile)
         self.profile = profile
         self._views = distances(profile, output=True)
         self._umaps = dict((maps or shipped_maps(profile.checkpoint_fingerprint)).xy)
@@ -93,10 +95,10 @@ class ExpertPanel:
         self._picked: frozenset[Pick] = frozenset()
         self.summary, self.status = Status(), Status()
         self.table, self.damage_table = LiveTable(), LiveTable(400, folded=True)
-        self._redraw = Debouncer(self.status.guard(self._draw))
+        self._redraw = Redraw(self._draw, self.status)
         first = profile.moe_layers[0] if layer is None else layer
         layer_index(profile, first)  # refuses a layer without experts
-        self._make_controls(n_keep or profile.n_experts // 2, first)
+        self._make_controls(n_keep, first)
         self.state = self._read_controls()
         self.figure, self._drawn = LiveFigure(map_figure(self.state)), values(self.state)
         self.job = Job(self._compute_umap, "Compute UMAP", status=self.status, on_done=lambda _: self._redraw())
@@ -142,7 +144,7 @@ class ExpertPanel:
         """Wait until the figure shows what the controls say; return whether it does."""
         return self._redraw.settle(timeout_s)
 
-    def _make_controls(self, n_keep: int, layer: int) -> None:
+    def _make_controls(self, n_keep: int | None, layer: int) -> None:
         self.count = CountControl(allowed_counts(self.profile), n_keep, self.status, self._redraw)
         self.layer = NamedSlider(list(self.profile.moe_layers), layer, "Layer")
         steps, first = list(range(11)), (5, 5, 5, 0)
@@ -175,7 +177,7 @@ class ExpertPanel:
         self.drop_button.on_click(guard(lambda _: self._force(self._picked, "drop")))
         self.free_button.on_click(guard(lambda _: self._force(self._picked, "free")))
         self.clear_button.on_click(guard(lambda _: self._select(frozenset())))
-        experts = self.figure.widget.data[EXPERTS]
+        experts: Any = self.figure.widget.data[EXPERTS]
         experts.on_selection(guard(lambda _, points, __: self._select(self._pairs(points.point_inds))))
         experts.on_deselect(guard(lambda *_: self._select(frozenset())))
         experts.on_click(guard(lambda _, points, __: self._clicked(self._pairs(points.point_inds))))
@@ -187,6 +189,8 @@ class ExpertPanel:
         picks = parse(self.picker.value, self.layer.value, self.profile.moe_layers, self.profile.n_experts)
         if picks != self._picked:
             self._select(picks)
+        else:
+            self._redraw()  # the text before may have been refused
 
     def _select(self, picks: frozenset[Pick]) -> None:
         self._picked = picks
@@ -272,8 +276,6 @@ class ExpertPanel:
             for annotation, text in zip(figure.layout.annotations, titles(state), strict=True):
                 annotation.text = text
         self._tell()
-        if self.status.is_error:
-            self.status.say("Ready.")  # the error was about what is no longer shown
 
     def _tell(self) -> None:
         """Say in words and in tables what the figure shows."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ipywidgets as widgets
 
+from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import ExpertProfile
 from moeproxy.proxy.build import Mtp, Proxy, build, check
@@ -22,9 +24,10 @@ from moeproxy.proxy.protect import Wish
 from moeproxy.proxy.similarity import WEIGHTS, check_weights, distances
 from moeproxy.proxy.stability import Stability, stability
 from moeproxy.view.apps.counts import CountControl
+from moeproxy.view.apps.opening import open_profiled
 from moeproxy.view.apps.proxy_figure import PanelState, describe, layer_title, proxy_figure, size_table, title, values
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Cancelled, Debouncer, Job, LiveFigure, Report, Status, TimeLeft
+from moeproxy.view.apps.ui import Job, LiveFigure, Redraw, Report, Status, TimeLeft
 from moeproxy.view.figures_fidelity import damage_table, fidelity_table, stability_table
 
 _RESAMPLES = 20
@@ -47,6 +50,10 @@ class ProxyPanel:
         texts: texts on which a built proxy is held against its original; without them that is left out.
         prompts: the beginnings of the texts that are not to be predicted, as in `fidelity`.
         score: a measure of a loaded model that goes into the same table, such as a task's accuracy.
+
+    Raises:
+        ProfileError: the profile was made from another checkpoint.
+        ProxyError: an unknown `method`, `n_keep` that is no whole number, or weights or wishes that are impossible.
 
     Example:
         >>> panel = ProxyPanel("data/models/qwen3-moe-tiny", profile, out="out/proxies")
@@ -72,7 +79,8 @@ class ProxyPanel:
         prompts: Sequence[str] | None = None,
         score: Callable[[Any], float] | None = None,
     ) -> None:
-        self.checkpoint = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+        _check_method(method)
+        self.checkpoint = open_profiled(checkpoint, profile)
         self.profile, self.out, self.seed = profile, Path(out), seed
         self.texts, self.prompts, self.score = texts, prompts, score
         self.mtp: Mtp | None = mtp
@@ -85,8 +93,8 @@ class ProxyPanel:
         self.summary, self.status = Status(), Status()
         self.size_table, self.damage_table = LiveTable(), LiveTable(400, folded=True)
         self.fidelity_table, self.stability_table = LiveTable(), LiveTable(400)
-        self._redraw = Debouncer(self.status.guard(self._draw))
-        self._make_controls(n_keep or profile.n_experts // 2, method)
+        self._redraw = Redraw(self._draw, self.status)
+        self._make_controls(n_keep, method)
         self.state = self._read_controls()
         self.figure = LiveFigure(proxy_figure(self.state))
         self.job = Job(self._build, "Build this proxy", status=self.status)
@@ -118,7 +126,7 @@ class ProxyPanel:
         """Wait until the figure shows what the controls say; return whether it does."""
         return self._redraw.settle(timeout_s)
 
-    def _make_controls(self, n_keep: int, method: str) -> None:
+    def _make_controls(self, n_keep: int | None, method: str) -> None:
         self.count = CountControl(allowed_counts(self.profile), n_keep, self.status, self._redraw)
         wide = {"description_width": "initial"}
         self.method = widgets.Dropdown(
@@ -162,8 +170,6 @@ class ProxyPanel:
             figure.layout.title.text = title(state)
             figure.layout.annotations[1].text = layer_title(state)
         self._tell()
-        if self.status.is_error:
-            self.status.say("Ready.")  # the error was about what is no longer shown
 
     def _tell(self) -> None:
         """Say in words and in tables what the figure shows."""
@@ -180,16 +186,14 @@ class ProxyPanel:
         def written(done: int, total: int) -> None:
             report(written_share * done / max(total, 1), f"Writing {target.name}: {left(done, total)}.")
 
+        made = [folder for folder in target.parents if not folder.exists()]
         proxy = build(self.checkpoint, plan, target, mtp=self.mtp, progress=written)
-        try:
+        with _removed_on_failure(target, made):
             report(written_share, f"Checking {target.name} by reloading it.")
             proxy = check(proxy)
             report(0.6, f"{target.name} reloads equal.")
             if self.texts:
                 self._measure(proxy, report)
-        except Cancelled:
-            shutil.rmtree(target, ignore_errors=True)  # this job made it, and the user does not want it
-            raise
         verdict = proxy.check.verdict if proxy.check else ""
         self.status.say(f"{target.name}: {proxy.n_params:,} parameters, {verdict}")
         return proxy
@@ -236,3 +240,26 @@ class ProxyPanel:
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.widget._repr_mimebundle_(**options)
+
+
+def _check_method(method: str) -> None:
+    if method not in tuple(METHODS):
+        raise ProxyError(
+            f"method {method!r} is unknown", expected=f"one of {', '.join(METHODS)}", remedy="pass one of these methods"
+        )
+
+
+@contextmanager
+def _removed_on_failure(target: Path, made: Sequence[Path]) -> Iterator[None]:
+    """Remove `target` and those folders of `made` that are empty if anything is raised, a cancellation too.
+
+    To be entered only once `target` was written: what somebody else put there before is not ours to remove.
+    """
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # it would be in the way of the next attempt
+        for folder in made:
+            with suppress(OSError):  # somebody else uses it by now
+                folder.rmdir()
+        raise

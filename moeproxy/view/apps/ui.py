@@ -105,6 +105,37 @@ class Status:
         return guarded
 
 
+class Redraw(Debouncer):
+    """Draw once changes have stopped; an error stays in the status line until the next change.
+
+    The drawing itself clears no error but its own: a refusal is often shown while the change before it still waits
+    to be drawn.
+    """
+
+    def __init__(self, draw: Callable[[], None], status: Status) -> None:
+        super().__init__(self._act)
+        self._draw, self._status, self._failure = draw, status, ""
+
+    def __call__(self) -> None:
+        self._clear(self._status.text)  # an error shown now is about what was there before this change
+        super().__call__()
+
+    def _act(self) -> None:
+        try:
+            self._draw()
+        except Exception as error:
+            self._status.show(error)
+            self._failure = self._status.text
+        else:
+            # A drawing that was under way at the change may have failed after the line was cleared.
+            self._clear(self._failure)
+            self._failure = ""
+
+    def _clear(self, text: str) -> None:
+        if self._status.is_error and self._status.text == text:
+            self._status.say("Ready.")
+
+
 class LiveFigure:
     """A FigureWidget and the lock that every change to it goes through.
 

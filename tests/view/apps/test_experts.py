@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import moeproxy
+from moeproxy.errors import ProfileError, ProxyError
 from moeproxy.proxy.damage import damage
 from moeproxy.proxy.similarity import distances
 from moeproxy.view.apps.experts import ExpertPanel
@@ -231,3 +232,51 @@ def test_only_what_differs_is_sent(panel: ExpertPanel) -> None:
     assert "customdata" in found
     assert not {"x", "y", "hovertext", "text"} & set(found), "places and texts do not depend on the count"
     assert "size" not in found["marker"]
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_refusal_stays_until_something_changes(panel: ExpertPanel, meanwhile: bool) -> None:
+    panel.pick(f"0-{panel.profile.n_experts - 1}")
+    if meanwhile:
+        assert panel.settle()
+    panel.keep_button.click()
+    refusal = panel.status.text
+    assert panel.settle()
+    assert len(panel.table.frame) == panel.profile.n_experts, "the selection was drawn"
+    assert panel.keep_always == {}
+    assert panel.status.is_error
+    assert panel.status.text == refusal
+    assert "are to be kept" in refusal
+    panel.layer.value = panel.profile.moe_layers[-1]
+    assert panel.settle()
+    assert (panel.status.text, panel.status.is_error) == ("Ready.", False)
+
+
+def test_a_refused_text_is_forgotten_once_corrected(panel: ExpertPanel) -> None:
+    panel.pick("1")
+    panel.pick("1, 999")
+    assert panel.settle()
+    assert "'999' names no expert" in panel.status.text
+    panel.pick("1")
+    assert panel.settle()
+    assert not panel.status.is_error
+
+
+def test_a_profile_of_another_checkpoint_is_refused(made: Made) -> None:
+    other = dataclasses.replace(made[1], checkpoint_fingerprint="0" * 64)
+    with pytest.raises(ProfileError, match=r"another checkpoint.*000000000000"):
+        ExpertPanel(made[0], other)
+    with pytest.raises(ProfileError, match="another checkpoint"):
+        ExpertPanel(made[0].path, other)
+
+
+def test_a_count_that_is_no_number_is_refused(made: Made) -> None:
+    largest = moeproxy.allowed_counts(made[1])[-1]
+    with pytest.raises(ProxyError, match=rf"no whole number\. Expected: one of .*{largest}\. What to do"):
+        ExpertPanel(*made, n_keep=True)  # what is no int at all: test_counts.py, as annotations are checked in tests
+
+
+def test_half_are_kept_unless_told(made: Made) -> None:
+    half = made[1].n_experts // 2
+    expected = min(moeproxy.allowed_counts(made[1]), key=lambda count: (abs(count - half), count))
+    assert ExpertPanel(*made).plan.n_keep == expected

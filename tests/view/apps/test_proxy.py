@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import moeproxy
 import moeproxy.view.apps.proxy as proxy_module
+from moeproxy.errors import ProfileError, ProxyError
 from moeproxy.proxy.damage import damage
 from moeproxy.view.apps.proxy import ProxyPanel
 from moeproxy.view.apps.proxy_figure import PanelState, describe, proxy_figure, values
@@ -222,3 +224,53 @@ def test_keeping_all_drops_nothing(made: Made) -> None:
 )
 def test_runs_of_experts_are_written_short(ids: list[int], text: str) -> None:
     assert runs(ids) == text
+
+
+@pytest.mark.parametrize("step", ["check", "fidelity", "score"])
+@pytest.mark.parametrize("folder_existed", [False, True])
+def test_a_failed_job_removes_what_it_wrote(
+    step: str, folder_existed: bool, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, written = tmp_path / "new" / "proxies", []
+
+    def fail(*_: object, **__: object) -> float:
+        written.extend(out.rglob("*.safetensors"))
+        raise RuntimeError("out of memory")
+
+    if folder_existed:
+        (out / "other").mkdir(parents=True)
+    panel = ProxyPanel(*made, out=out, texts=tiny.TEXTS, score=fail if step == "score" else None)
+    if step != "score":
+        monkeypatch.setattr(proxy_module, step, fail)
+    panel.job.start()
+    assert panel.job.join(120) == "failed"
+    assert panel.status.text == "RuntimeError: out of memory"
+    assert written, "the failure came after the proxy was written"
+    assert list(tmp_path.rglob("*")) == ([out.parent, out, out / "other"] if folder_existed else [])
+    monkeypatch.undo()
+    panel.score = None
+    panel.job.start()
+    assert panel.job.join(120) == "done", panel.status.text
+
+
+def test_a_failed_job_leaves_an_older_proxy(panel: ProxyPanel) -> None:
+    target = panel.out / f"{panel.checkpoint.path.name}-{panel.plan.method}-{panel.plan.n_keep}"
+    target.mkdir(parents=True)
+    (target / "mine").touch()
+    panel.job.start()
+    assert panel.job.join(120) == "failed"
+    assert "exists already" in panel.status.text
+    assert [path.name for path in target.iterdir()] == ["mine"]
+
+
+def test_a_profile_of_another_checkpoint_is_refused(made: Made, tmp_path: Path) -> None:
+    other = dataclasses.replace(made[1], checkpoint_fingerprint="0" * 64)
+    with pytest.raises(ProfileError, match=r"another checkpoint.*000000000000"):
+        ProxyPanel(made[0], other, out=tmp_path)
+
+
+def test_unknown_methods_and_counts_are_refused(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(ProxyError, match=r"'zzz' is unknown\. Expected: one of cluster, .*reap\. What to do"):
+        ProxyPanel(*made, out=tmp_path, method="zzz")
+    with pytest.raises(ProxyError, match=rf"no whole number\. Expected: one of .*{made[1].n_experts}\. What to do"):
+        ProxyPanel(*made, out=tmp_path, n_keep=True)

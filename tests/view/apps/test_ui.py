@@ -13,7 +13,7 @@ from plotly.basedatatypes import Undefined
 
 from moeproxy.errors import ProxyError
 from moeproxy.view.apps.slider import NamedSlider
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Report, Status, TimeLeft
+from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Redraw, Report, Status, TimeLeft
 
 
 def _in_threads(action: Callable[[int], None], count: int) -> None:
@@ -209,3 +209,26 @@ def test_slider_has_a_name_and_stays_inside() -> None:
     assert slider.value == 16
     slider.value = 4
     assert slider.index == 0
+
+
+def test_redraw_forgets_only_errors_that_a_change_made_old() -> None:
+    status, failing = Status(), [True]
+
+    def draw() -> None:
+        if failing[0]:
+            raise ProxyError("no weight at all")
+
+    redraw = Redraw(draw, status)
+    redraw()
+    status.say("refused", error=True)  # while the change before waits to be drawn
+    failing[0] = False
+    assert redraw.settle()
+    assert status.text == "refused"
+    redraw()
+    assert not status.is_error
+    failing[0] = True
+    assert redraw.settle()
+    assert status.text == "ProxyError: no weight at all"
+    failing[0] = False
+    redraw._act()  # as when that drawing had been under way while the line was cleared
+    assert (status.text, status.is_error) == ("Ready.", False)
