@@ -148,7 +148,8 @@ def main() -> None:
     model = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen3-moe-tiny"
     held = []
     for everywhere in (False, True):
-        panel = ExpertPanel(model, profile)
+        opened = Checkpoint.open(model)
+        panel = ExpertPanel(opened, replace(profile, checkpoint_fingerprint=opened.fingerprint))
         scope = "all layers" if everywhere else "one layer"
         panel._redraw._wait_s = FAR
         panel.scope.value = everywhere
@@ -162,7 +163,8 @@ def main() -> None:
             held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = sparse_checkpoint(Path(folder), options.layers, options.experts)
-        proxy = ProxyPanel(checkpoint, profile, out="unused")
+        mine = replace(profile, checkpoint_fingerprint=checkpoint.fingerprint)
+        proxy = ProxyPanel(checkpoint, mine, out="unused")
         # A choice made before is remembered, so every move goes to a count that was not shown yet.
         moves = toggled(proxy.choose, list(range(half - options.moves, half + options.moves)))
         held.append(report("proxy panel, experts kept", measure(proxy, moves, options.moves)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         sys.stdout.write(_command(options.command)(options) + "\n")
+        sys.stdout.flush()
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
         return 1
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         sys.stderr.write("moeproxy: interrupted\n")
         return 130
@@ -72,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--out", type=_path, required=True, help="profile to write (.npz)")
     profile.add_argument("--field", default="text", help="key of the text in a .jsonl file (default: text)")
     profile.add_argument("--batch-size", type=int, default=32)
+    profile.add_argument("--max-tokens", type=_positive, default=None, help="cut texts to their first so many tokens")
     profile.add_argument("--device", default="cpu")
     profile.add_argument("--dtype", default="auto", help="dtype of the weights during the pass (default: as stored)")
     profile.add_argument(
@@ -113,7 +119,12 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
     prune.add_argument("--expert-parallel", type=int, default=1, help="ranks that must divide the count")
     prune.add_argument("--seed", type=int, default=0, help="of the random choice")
     prune.add_argument("--mtp", choices=("drop", "prune"), default=None, help="what to do with MTP heads, if any")
-    prune.add_argument("--no-check", action="store_true", help="do not reload the proxy and compare logits")
+    prune.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="reload the proxy and compare logits (default: if original and proxy fit into memory)",
+    )
 
 
 if __name__ == "__main__":

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.cost import Cost, cost
 from moeproxy.proxy.plan import allowed_counts, check_count
+
+if TYPE_CHECKING:  # it imports torch
+    from moeproxy.proxy.build import Proxy
 
 
 def inspect(options: Namespace) -> str:
@@ -85,6 +91,7 @@ def profile(options: Namespace) -> str:
     from moeproxy.experts.profile import profile as run_profile
 
     texts = read_texts(options.texts, options.field)
+    _check_new_profile(options.out)
     with tqdm(total=len(texts), desc="profile", unit="text") as bar:
 
         def show(done: int, total: int) -> None:
@@ -99,22 +106,37 @@ def profile(options: Namespace) -> str:
             dtype=options.dtype,
             stream=options.stream,
             scratch=options.scratch,
+            max_tokens=options.max_tokens,
             progress=show,
         )
     return f"{result!r}\nprofile: {result.save(options.out)}"
 
 
+def _check_new_profile(out: Path) -> None:
+    """Refuse, before the pass, a place that the profile could not be saved to or that would be overwritten."""
+    if out.suffix != ".npz":
+        raise MoeproxyError("a profile is saved as .npz", where=out, remedy=f"name the file {out.stem}.npz")
+    if out.exists():
+        raise MoeproxyError("the file exists already", where=out, remedy="choose another name, or remove it yourself")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise MoeproxyError("the profile could not be saved there", where=out, expected="a folder you may write to")
+
+
 def prune(options: Namespace) -> str:
-    """Choose experts from a saved profile, write the proxy, and check it by reload unless told not to."""
+    """Choose experts from a saved profile, write the proxy, and check it by reload if both fit into memory."""
     from tqdm.auto import tqdm
 
+    from moeproxy.experts.belongs import check_profile
     from moeproxy.experts.statistics import ExpertProfile
-    from moeproxy.proxy.build import build, check
+    from moeproxy.experts.stream_memory import should_stream
+    from moeproxy.proxy.build import build
     from moeproxy.proxy.cluster import select
     from moeproxy.proxy.damage import damage
 
     checkpoint = Checkpoint.open(options.checkpoint)
     statistics = ExpertProfile.load(options.profile)
+    check_profile(statistics, checkpoint)
     check_count(statistics, options.keep, expert_parallel=options.expert_parallel)
     plan = select(statistics, options.keep, method=options.method, weights=tuple(options.weights), seed=options.seed)
     lost = damage(statistics, plan).gate_lost_L
@@ -125,10 +147,23 @@ def prune(options: Namespace) -> str:
             bar.update(done - bar.n)
 
         proxy = build(checkpoint, plan, options.out, mtp=options.mtp, progress=show)
-    predicted = (
-        f"routed gate mass that loses its expert: {lost.mean():.1%} (a mean over layers; worst {lost.max():.1%})"
-    )
-    return f"{proxy if options.no_check else check(proxy)!r}\n{predicted}"
+    lines = [f"routed gate mass that loses its expert: {lost.mean():.1%} (mean over layers; worst {lost.max():.1%})"]
+    if options.check is None and should_stream(checkpoint, "float32", "cpu"):
+        lines.append("not checked: original and proxy do not fit into memory together; --check loads them anyway")
+    elif options.check is not False:
+        proxy = _checked(proxy)
+    return "\n".join([repr(proxy), *lines])
+
+
+def _checked(proxy: Proxy) -> Proxy:
+    """The proxy with its check; one that fails, or is interrupted, is removed, so that nobody takes it for sound."""
+    from moeproxy.proxy.build import check
+
+    try:
+        return check(proxy)
+    except BaseException:
+        shutil.rmtree(proxy.path, ignore_errors=True)
+        raise
 
 
 def read_texts(path: Path, field: str) -> list[str]:
@@ -153,11 +188,16 @@ def read_texts(path: Path, field: str) -> list[str]:
 def _field(line: str, number: int, path: Path, field: str) -> str:
     try:
         value = json.loads(line)[field]
+        if not isinstance(value, str):
+            raise TypeError
     except (ValueError, KeyError, TypeError) as error:
         raise MoeproxyError(
-            f"line {number} has no {field!r}", where=path, expected="a JSON object", remedy="name the key with --field"
+            f"line {number} has no text under {field!r}",
+            where=path,
+            expected="a JSON object",
+            remedy="name the key with --field",
         ) from error
-    return str(value)
+    return value
 
 
 def _ranges(values: list[int]) -> str:

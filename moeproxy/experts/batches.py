@@ -15,6 +15,7 @@ from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.observe import Batch, LayerTotals, observed
 
 Totals = dict[int, LayerTotals]
+TOKENS_A_TEXT = 512  # padded tokens a batch may hold, times the batch size
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,25 @@ class Piece:
 def pieces(texts: list[list[int]], batch_size: int, n_folds: int) -> Iterator[Piece]:
     """Cut lists of token ids into batches; the texts are dealt to the folds in turn.
 
-    In turn, so that each fold has its share of every part of the list.
+    In turn, so that each fold has its share of every part of the list. A batch ends early where one long text would
+    pad the others beyond TOKENS_A_TEXT tokens each.
     """
-    for start in range(0, len(texts), batch_size):
-        ids_BT, mask_BT = pad(texts[start : start + batch_size])
-        stop = start + len(ids_BT)
+    start = 0
+    while start < len(texts):
+        stop = _end(texts, start, batch_size)
+        ids_BT, mask_BT = pad(texts[start:stop])
         yield Piece(ids_BT, mask_BT, torch.arange(start, stop) % n_folds, stop)
+        start = stop
+
+
+def _end(texts: list[list[int]], start: int, batch_size: int) -> int:
+    """Number of the first text that no longer belongs to the batch that begins at `start`."""
+    longest = 0
+    for stop in range(start, min(start + batch_size, len(texts))):
+        longest = max(longest, len(texts[stop]))
+        if stop > start and longest * (stop + 1 - start) > TOKENS_A_TEXT * batch_size:
+            return stop
+    return min(start + batch_size, len(texts))
 
 
 def pad(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,6 +15,7 @@ from moeproxy.experts.batches import Totals, n_folds_of, pad, pieces, router_row
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import find_not_finite, load_model, load_tokenizer
 from moeproxy.experts.observe import Batch, LayerTotals
+from moeproxy.experts.requests import check_request, check_texts, fitted
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.experts.stream import run_streamed
 from moeproxy.experts.stream_memory import should_stream
@@ -37,6 +38,7 @@ def profile(
     keep_choices: bool = True,
     stream: bool | None = None,
     scratch: str | Path | None = None,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
 ) -> ExpertProfile:
     """Run calibration texts through the model and record how it routes them.
@@ -44,7 +46,7 @@ def profile(
     Args:
         checkpoint: an opened checkpoint or its directory.
         prompts: texts, already with answers where those should be routed too (teacher forcing).
-        batch_size: texts a forward pass.
+        batch_size: most texts a forward pass; fewer where long ones would make more than 512 padded tokens a text.
         device: torch device.
         dtype: dtype of the weights during the pass, "auto" for the stored one.
         keep_choices: keep every token and its choices (T * (L * K + 1) * 4 bytes).
@@ -52,11 +54,13 @@ def profile(
             is the same. None streams when the weights would take more than 70 % of the memory that is free.
         scratch: folder for the hidden states of a streamed pass (T * D values, twice, on a disk); by default the
             system's folder for temporary files.
+        max_tokens: cut texts to their first so many tokens.
         progress: called with (texts done, texts in all), in a streamed pass with both times the number of layers.
 
     Raises:
         CheckpointError: the checkpoint is unusable or holds NaN or infinite weights.
-        ProfileError: there is no text, the tokenizer is missing, `scratch` has no space left, or a quantised
+        ProfileError: there is no text, a text is longer than the model has positions, device or dtype cannot be used,
+            the tokenizer is missing, `scratch` has no space left, or a quantised
             checkpoint is to be streamed.
 
     Example:
@@ -64,14 +68,13 @@ def profile(
         >>> result.load_LE.sum(axis=1) == result.n_tokens * result.top_k
     """
     opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
-    if batch_size < 1:
-        raise ProfileError(f"batch_size is {batch_size}", expected="1 or more", remedy="use 32")
-    texts = tokenise(opened, prompts)
+    check_request(batch_size, device, dtype, scratch)
+    texts = fitted(tokenise(opened, prompts), opened, max_tokens)
     streams = should_stream(opened, dtype, device) if stream is None else stream
     how = _Pass(opened, texts, batch_size, device, dtype, keep_choices, progress)
     totals, router_LED = how.streamed(scratch) if streams else how.ordinary()
     _check_finite(totals, opened)
-    settings = {"texts": len(prompts), "batch_size": batch_size, "dtype": dtype, "device": device, "stream": streams}
+    settings = {"texts": len(texts), "batch_size": batch_size, "dtype": dtype, "device": device, "stream": streams}
     return _assemble(opened, list(totals.values()), router_LED, texts, settings)
 
 
@@ -109,13 +112,12 @@ class _Pass:
 
 def tokenise(checkpoint: Checkpoint, prompts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text that has any; raises ProfileError if none has."""
-    if isinstance(prompts, str):
-        raise ProfileError("prompts is one string", expected="a list of texts", remedy="put it into a list")
+    given = check_texts(prompts)
     tokenizer = load_tokenizer(checkpoint)
-    ids = [tokens for tokens in tokenizer(list(prompts))["input_ids"] if tokens] if len(prompts) else []
+    ids = [tokens for tokens in tokenizer(given)["input_ids"] if tokens] if given else []
     if not ids:
         raise ProfileError(
-            f"the {len(prompts)} calibration texts hold no token",
+            f"the {len(given)} calibration texts hold no token",
             expected="at least one text with text in it",
             remedy="pass calibration texts that resemble the training prompts",
             where=checkpoint.path,

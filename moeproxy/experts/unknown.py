@@ -61,8 +61,9 @@ def unknown_family(config: Mapping[str, Any], shapes: Shapes, known: list[str], 
     return CheckpointError(
         f"MoE model type '{model_type}' has no row in the family table{stated}{tensors}",
         expected=f"one of {', '.join(known)}",
-        remedy=f"add a row to moeproxy/experts/families.py, that is Family('{model_type}', block=..., router=..., "
-        "each= or stacked=..., count_keys=..., top_k_key=...) in moeproxy/experts/family_rows, with a tiny config in "
+        remedy="add a row to a file in moeproxy/experts/family_rows, that is "
+        f"Family('{model_type}', block=..., router=..., each= or stacked=..., count_keys=..., top_k_key=...), "
+        "with a tiny config in "
         "tests/families/configs.py, and run tests/families: it passes once every tensor with an expert axis is named",
         where=where,
     )

@@ -161,6 +161,8 @@ def _check_plan(checkpoint: Checkpoint, plan: KeepPlan) -> None:
 
 def _check_mtp(checkpoint: Checkpoint, mtp: Mtp | None, mtp_from: int | None) -> int | None:
     """Layer whose experts the multi-token-prediction layers keep; None to leave those layers out."""
+    if mtp not in (None, "drop", "prune"):
+        raise ProxyError(f"mtp is {mtp!r}", expected="'drop', 'prune' or None", remedy="choose one")
     if not checkpoint.extra_layers:
         return None
     if mtp is None:

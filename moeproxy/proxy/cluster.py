@@ -99,6 +99,8 @@ def select(
         (0, 3, 4)
     """
     check_count(profile, n_keep)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise ProxyError(f"the seed is {seed!r}", expected="a whole number from 0", remedy="use 0")
     _check_choice("method", method, METHODS)
     _check_choice("representative", representative, ("most_used", "most_gate", "medoid"))
     forced = forced_experts(profile, n_keep, keep_always, drop_always, protect_super)

@@ -165,7 +165,7 @@ def _counts(source: ExpertProfile | Checkpoint) -> list[int]:
 def check_count(source: ExpertProfile | Checkpoint, n_keep: int, *, expert_parallel: int = 1) -> None:
     """Raise ProxyError, listing the possible counts, if a proxy cannot keep `n_keep` experts a layer."""
     counts = allowed_counts(source, expert_parallel=expert_parallel)
-    if isinstance(n_keep, bool) or n_keep not in counts:
+    if isinstance(n_keep, bool) or not isinstance(n_keep, int | np.integer) or n_keep not in counts:
         reason = f"of {source.n_experts}, top-{source.top_k}"
         if source.n_group and source.n_group > 1:
             reason += f", {source.n_group} groups of which {source.topk_group} are used"

@@ -105,6 +105,12 @@ def forced_experts(
 
 def _mask(profile: ExpertProfile, wish: Wish, what: str) -> np.ndarray:
     mask_LE = np.zeros(profile.load_LE.shape, dtype=bool)
+    if not isinstance(wish, Mapping) or not all(_are_ids(ids) for ids in wish.values()):
+        raise ProxyError(
+            f"{what} is {wish!r}",
+            expected="a mapping from decoder layers to lists of expert numbers",
+            remedy=f"write {what}={{0: [3, 17]}}",
+        )
     for layer, ids in wish.items():
         row = layer_index(profile, layer)
         for expert in ids:
@@ -116,6 +122,12 @@ def _mask(profile: ExpertProfile, wish: Wish, what: str) -> np.ndarray:
                 )
             mask_LE[row, expert] = True
     return mask_LE
+
+
+def _are_ids(ids: object) -> bool:
+    if isinstance(ids, str) or not isinstance(ids, Sequence | np.ndarray | set | frozenset):
+        return False
+    return all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in ids)
 
 
 def _check_possible(must_E: np.ndarray, never_E: np.ndarray, groups: list[np.ndarray], quota: int, layer: int) -> None:

@@ -60,10 +60,13 @@ def check_weights(weights: Sequence[float | int]) -> tuple[float, ...]:
     Raises:
         ProxyError: not three or four finite weights, a negative one, or all zero.
     """
-    w = np.asarray(weights, dtype=np.float64)
+    try:
+        w = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        w = np.zeros(0)
     if w.shape not in {(3,), (4,)} or not np.isfinite(w).all() or (w < 0).any() or w.sum() == 0:
         raise ProxyError(
-            f"the view weights are {tuple(weights)}",
+            f"the view weights are {weights!r}",
             expected="three weights (router, co-activation, context) or four (and output), none negative, not all zero",
             remedy="use (1, 1, 1) for equal weights",
         )

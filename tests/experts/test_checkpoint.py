@@ -125,7 +125,7 @@ def test_refuses_a_dense_model_and_an_unknown_family(qwen_copy: Path) -> None:
     # The weights know better than a config without counts.
     edit_config(qwen_copy, model_type="qwen3", num_local_experts=None, num_experts=None)
     assert "'qwen3' has no row" in refused(qwen_copy)
-    with pytest.raises(CheckpointError, match=r"no row .*add a row to moeproxy/experts/families\.py"):
+    with pytest.raises(CheckpointError, match=r"no row .*add a row to a file in moeproxy/experts/family_rows"):
         family_of({"model_type": "new_moe", "text_config": {"n_routed_experts": 64}})
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeproxy.errors import CheckpointError, ProfileError
+from moeproxy.experts.batches import pieces
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
 from moeproxy.experts.observe import LayerTotals, projection
@@ -275,3 +276,19 @@ def test_infinite_activations_of_finite_weights_are_refused(tmp_path: Path) -> N
         model.model.layers[1].mlp.experts.down_proj.fill_(3e38)
     with pytest.raises(ProfileError, match="activations of layer 1 are NaN or infinite"):
         profile(tiny.save(model, tmp_path / "m"), tiny.TEXTS)
+
+
+def test_one_long_text_pads_few_others() -> None:
+    texts = [[1] * 4 for _ in range(31)] + [[1] * 3000] + [[1] * 4 for _ in range(31)]
+    made = list(pieces(texts, 32, 10))
+    assert [piece.stop for piece in made] == [31, 36, 63]
+    assert max(piece.ids_BT.numel() for piece in made) <= 512 * 32
+    assert sum(int(piece.mask_BT.sum()) for piece in made) == 62 * 4 + 3000
+    assert [piece.ids_BT.shape for piece in pieces([[1] * 99_999], 32, 10)] == [(1, 99_999)], "one text is never cut"
+
+
+@pytest.mark.bad_types
+@pytest.mark.parametrize("texts", [[None], ["12", 5]])
+def test_what_is_no_text_is_refused(checkpoint_path: Path, texts: list[Any]) -> None:
+    with pytest.raises(ProfileError, match="no text"):
+        profile(checkpoint_path, texts)

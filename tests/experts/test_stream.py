@@ -123,7 +123,7 @@ def test_mapped_hidden_states_change_nothing(checkpoint_path: Path, monkeypatch:
 
 def test_no_room_for_hidden_states_is_said(qwen_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_memory, "_SMALL", 0)
-    with pytest.raises(ProfileError, match=r"nowhere: no room for .* \(No such file.*pass another folder"):
+    with pytest.raises(ProfileError, match=r"nowhere: the scratch folder is not there"):
         profile(qwen_copy, tiny.TEXTS, stream=True, scratch=tmp_path / "nowhere")
     if hasattr(os, "posix_fallocate"):
 

@@ -186,3 +186,27 @@ def test_no_wishes_leave_the_choice_as_it_was() -> None:
         same = select(profile, 8, method=method, keep_always=plain.keep)  # type: ignore[arg-type]
         assert same.keep == plain.keep
         np.testing.assert_array_equal(same.label_LE, plain.label_LE)
+
+
+@pytest.mark.bad_types
+@pytest.mark.parametrize("wish", [{0: [1.5]}, {0: "12"}, {0: 3}, [1, 2], {0: [True]}])
+def test_wishes_of_the_wrong_form_are_refused(wish: object) -> None:
+    profile = made_up()
+    with pytest.raises(ProxyError, match="mapping from decoder layers to lists"):
+        select(profile, 6, keep_always=wish)  # type: ignore[arg-type]
+
+
+@pytest.mark.bad_types
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_keep": 6.0}, "cannot keep"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"weights": "abc"}, "view weights"),
+        ({"weights": None}, "view weights"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ProxyError, match=words):
+        select(made_up(), **({"n_keep": 6, "method": "random"} | options))  # type: ignore[arg-type]
