@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,8 +40,6 @@ TOKENS, TOP_K, FAR = 20_000, 8, 1e6
 
 def made_up_profile(n_layers: int, n_experts: int) -> ExpertProfile:
     """Return a profile of planted, noisy clusters with a router width of 512 and the choices of 20,000 tokens."""
-    from dataclasses import replace
-
     rng = np.random.default_rng(0)
     profile, _ = planted(n_experts // 4, 4, n_layers=n_layers, noise=0.8)
     shape = (n_layers, n_experts, 512)

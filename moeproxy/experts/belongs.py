@@ -28,7 +28,8 @@ def check_profile(profile: ExpertProfile, checkpoint: Checkpoint) -> None:
         checkpoint: the model that experts are to be chosen for.
     """
     if profile.checkpoint_fingerprint != checkpoint.fingerprint:
-        raise _other(checkpoint, "fingerprints differ")
+        made, mine = profile.checkpoint_fingerprint[:12], checkpoint.fingerprint[:12]
+        raise _other(checkpoint, f"fingerprints differ: {made}, not {mine}")
     for row, layer in enumerate(checkpoint.moe_layers):
         stored = _router_rows(checkpoint, layer)
         if stored is not None and not _same(stored, profile.router_LED[row], profile):
