@@ -13,12 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,6 +36,7 @@ from moeproxy.view.apps.ui import LiveFigure
 from tests.proxy.made_up import planted
 
 BUDGET_MS = 150.0
+TOKENIZER = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen3-moe-tiny"
 TOKENS, TOP_K, FAR = 20_000, 8, 1e6
 
 
@@ -143,27 +145,27 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=128)
     parser.add_argument("--moves", type=int, default=15)
     options = parser.parse_args()
-    profile = made_up_profile(options.layers, options.experts)
-    model = Path(__file__).resolve().parents[1] / "data" / "models" / "qwen3-moe-tiny"
     held = []
-    for everywhere in (False, True):
-        opened = Checkpoint.open(model)
-        panel = ExpertPanel(opened, replace(profile, checkpoint_fingerprint=opened.fingerprint))
-        scope = "all layers" if everywhere else "one layer"
-        panel._redraw._wait_s = FAR
-        panel.scope.value = everywhere
-        half = options.experts // 2
-        controls = {
-            "experts kept": toggled(panel.choose, [half - 8, half, half + 8, half // 2]),
-            "layer": toggled(lambda v, p=panel: setattr(p.layer, "value", v), list(range(options.layers))),
-            "weight": weighed(panel),
-        }
-        for name, moves in controls.items():
-            held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = sparse_checkpoint(Path(folder), options.layers, options.experts)
-        mine = replace(profile, checkpoint_fingerprint=checkpoint.fingerprint)
-        proxy = ProxyPanel(checkpoint, mine, out="unused")
+        for file in TOKENIZER.glob("tokenizer*"):
+            shutil.copy(file, checkpoint.path)
+        made = made_up_profile(options.layers, options.experts)
+        profile = replace(made, checkpoint_fingerprint=checkpoint.fingerprint)
+        half = options.experts // 2
+        for everywhere in (False, True):
+            panel = ExpertPanel(checkpoint, profile)
+            scope = "all layers" if everywhere else "one layer"
+            panel._redraw._wait_s = FAR
+            panel.scope.value = everywhere
+            controls = {
+                "experts kept": toggled(panel.choose, [half - 8, half, half + 8, half // 2]),
+                "layer": toggled(lambda v, p=panel: setattr(p.layer, "value", v), list(range(options.layers))),
+                "weight": weighed(panel),
+            }
+            for name, moves in controls.items():
+                held.append(report(f"expert panel, {scope}, {name}", measure(panel, moves, options.moves)))
+        proxy = ProxyPanel(checkpoint, profile, out="unused")
         # A choice made before is remembered, so every move goes to a count that was not shown yet.
         moves = toggled(proxy.choose, list(range(half - options.moves, half + options.moves)))
         held.append(report("proxy panel, experts kept", measure(proxy, moves, options.moves)))
