@@ -47,7 +47,7 @@ def browser(chromium: str) -> Iterator[Browser]:
         launched.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
     """A server on a copy of the notebooks: JupyterLab saves into what it opens."""
     root, home = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("home")
