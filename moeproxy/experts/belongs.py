@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from moeproxy.experts.statistics import ExpertProfile
 
 # Relative error of a value kept in bfloat16, for profiles of a pass in a lower dtype than the stored one.
 _ROUNDING = 2.0**-8
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _EXACT = ("float32", "float64", "auto")
 
 
@@ -30,25 +32,21 @@ def check_profile(profile: ExpertProfile, checkpoint: Checkpoint) -> None:
     if profile.checkpoint_fingerprint != checkpoint.fingerprint:
         made, mine = profile.checkpoint_fingerprint[:12], checkpoint.fingerprint[:12]
         raise _other(checkpoint, f"fingerprints differ: {made}, not {mine}")
-    for row, layer in enumerate(checkpoint.moe_layers):
-        stored = _router_rows(checkpoint, layer)
-        if stored is not None and not _same(stored, profile.router_LED[row], profile):
+    for layer, stored_ED in router_rows_on_disk(checkpoint):
+        if not _same(stored_ED, profile.router_LED[checkpoint.moe_layers.index(layer)], profile):
             raise _other(checkpoint, f"the router of layer {layer} has other weights")
 
 
-def _router_rows(checkpoint: Checkpoint, layer: int) -> np.ndarray | None:
-    """Rows of a layer's router weight in float32 (E, D), None where it is no plain matrix."""
+def router_rows_on_disk(checkpoint: Checkpoint) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each decoder layer's router weight in float32 (E, D), one layer in memory at a time."""
     family = checkpoint.family
     names = {family.router[0].name, *(rule.name for rule in family.memory_router[:1])}
     for name, place in checkpoint.places.items():
-        if place.kind == "router" and place.layer == layer and place.rule and place.rule.name in names:
-            info = checkpoint.tensors[name]
-            if len(info.shape) != 2 or not info.dtype.startswith(("F32", "F16", "BF16", "F64")):
-                return None
-            with safe_open(checkpoint.path / info.file, framework="pt") as stream:
+        wanted = place.kind == "router" and place.rule is not None and place.rule.name in names
+        if wanted and place.layer in checkpoint.moe_layers and checkpoint.tensors[name].dtype in _FLOATS:
+            with safe_open(checkpoint.path / checkpoint.tensors[name].file, framework="pt") as stream:
                 rows: torch.Tensor = stream.get_tensor(name)
-            return rows[: checkpoint.n_experts].float().numpy()
-    return None
+            yield place.layer, rows[: checkpoint.n_experts].float().numpy()
 
 
 def _same(stored_ED: np.ndarray, profiled_ED: np.ndarray, profile: ExpertProfile) -> bool:

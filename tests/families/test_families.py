@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from moeproxy.experts.batches import router_rows, zeros
+from moeproxy.experts.belongs import router_rows_on_disk
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.families import FAMILIES
 from moeproxy.experts.load import load_model
@@ -129,6 +130,13 @@ def test_streamed_weights_are_those_that_transformers_loads(model_type: str, tmp
                         assert torch.equal(value, expected[name]), name
                         seen.add(name)
     assert set(expected) - seen == {"lm_head.weight"}
+
+
+def test_routers_on_disk_are_those_that_a_profile_holds(case: Case) -> None:
+    found = dict(router_rows_on_disk(case.checkpoint))
+    assert tuple(sorted(found)) == case.checkpoint.moe_layers
+    for layer, rows_ED in found.items():
+        assert torch.equal(torch.from_numpy(rows_ED), router_rows(case.model, case.checkpoint, layer))
 
 
 def test_the_table_has_the_families_that_people_prune() -> None:
