@@ -5,13 +5,8 @@ A finished run is found by its content key and not repeated; a killed sweep lose
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import os
-import subprocess
-import sys
-import threading
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -20,11 +15,11 @@ from moeproxy.errors import LabError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.files import sha256_file
 from moeproxy.lab.faults import check_injection
+from moeproxy.lab.processes import Children, last_words, receive, usable_cores
 from moeproxy.lab.settings import RunSpec
 from moeproxy.traces.trace import Trace
 
 StepProgress = Callable[[RunSpec, int, int], None]
-_MARK = "moeproxy-step"  # starts the lines in which a child reports its steps
 
 
 def result_path(spec: RunSpec, out: Path) -> Path:
@@ -75,17 +70,15 @@ def sweep(
     return [Trace.load(path) for path in paths]
 
 
-def usable_cores() -> int:
-    """Return the number of processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _run_all(missing: dict[Path, RunSpec], workers: int, progress: StepProgress | None) -> list[tuple[str, str]]:
     failures = []
-    children = _Children()
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    children = Children()
+    with tempfile.TemporaryDirectory() as logs, ThreadPoolExecutor(max_workers=workers) as pool:
         try:
-            jobs = {pool.submit(_run_one, spec, path, progress, children): path for path, spec in missing.items()}
+            jobs = {
+                pool.submit(_run_one, spec, path, Path(logs) / path.stem, progress, children): path
+                for path, spec in missing.items()
+            }
             for job in as_completed(jobs):
                 words = job.result()
                 if words:
@@ -97,75 +90,21 @@ def _run_all(missing: dict[Path, RunSpec], workers: int, progress: StepProgress 
     return failures
 
 
-class _Children:
-    """The runs in flight, so that an interrupted sweep can end them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
-        self._stopped = False
-
-    def start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[str] | None:
-        """Start a run, unless the sweep has been stopped."""
-        with self._lock:
-            if self._stopped:
-                return None
-            child = subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-            )
-            self._running.add(child)
-        return child
-
-    def ended(self, child: subprocess.Popen[str]) -> None:
-        """Forget a run that has ended."""
-        with self._lock:
-            self._running.discard(child)
-
-    def stop(self) -> None:
-        """End every run in flight; none starts afterwards."""
-        with self._lock:
-            self._stopped = True
-            for child in self._running:
-                child.terminate()
-
-
-def _run_one(spec: RunSpec, path: Path, progress: StepProgress | None, children: _Children) -> str:
+def _run_one(spec: RunSpec, path: Path, log: Path, progress: StepProgress | None, children: Children) -> str:
     """Run one spec in a child process; return the last words of a failed child, else an empty string."""
-    threads = str(spec.settings.threads)
-    environment = {**os.environ, "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "moeproxy.lab.sweep", json.dumps(spec.to_dict()), str(path)]
-    child = children.start(command, environment)
-    if child is None:
+    started = children.start(spec, path, log)
+    if started is None:
         return "stopped before it began"
-    last: list[str] = []
+    process, reports = started
     try:
-        with child:
-            for line in child.stdout or ():
-                if line.startswith(_MARK):
-                    if progress:
-                        _, step, steps = line.split()
-                        progress(spec, int(step), int(steps))
-                elif line.strip():
-                    last = [*last[-4:], line.strip()]
+        with reports:
+            while (message := receive(reports)) is not None:
+                step, steps, _signals = message
+                if progress:
+                    progress(spec, step, steps)
+    except BaseException:
+        children.stop()  # here, before this thread takes the next run
+        raise
     finally:
-        children.ended(child)
-    return "" if child.returncode == 0 and path.exists() else f"exit code {child.returncode}: {' | '.join(last)}"
-
-
-def _child() -> None:
-    from moeproxy.lab.run import run
-
-    parser = argparse.ArgumentParser(description="Run one GRPO run and write its trace (used by sweep).")
-    parser.add_argument("spec", help="JSON of a RunSpec")
-    parser.add_argument("path", type=Path, help="where the trace goes")
-    options = parser.parse_args()
-
-    def report(step: int, steps: int, _row: dict[str, float]) -> None:
-        sys.stdout.write(f"{_MARK} {step} {steps}\n")
-        sys.stdout.flush()
-
-    run(RunSpec.from_dict(json.loads(options.spec)), progress=report).save(options.path)
-
-
-if __name__ == "__main__":
-    _child()
+        code = children.ended(process)
+    return "" if code == 0 and path.exists() else f"exit code {code}: {last_words(log)}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
+import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from moeproxy.errors import FaultError, LabError
-from moeproxy.lab import sweep as sweep_module
+from moeproxy.lab.processes import Children
+from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import result_path, sweep
 from tests.tiny import write
@@ -56,26 +57,42 @@ def test_the_key_holds_what_decides_a_trace(qwen3: Path, short: GRPOSettings, tm
     assert RunSpec.from_dict(other[-1].to_dict()) == other[-1]
 
 
+def test_a_sweep_gives_what_a_run_in_this_process_gives(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    spec = RunSpec(qwen3, seed=3, settings=short, injection=Injection("update_freeze", 1.0, 3))
+    (trace,) = sweep([spec], tmp_path)
+    assert trace.equals(run(spec))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_interrupted_sweep_ends_its_runs_and_starts_no_other(
+    qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    started: list[int] = []
+    start = Children.start
+
+    def remember(self: Children, *args: Any) -> Any:
+        process, reports = start(self, *args)
+        started.append(process.pid)
+        return process, reports
+
+    def interrupt(*_: object) -> None:
+        raise error("stop")
+
+    monkeypatch.setattr(Children, "start", remember)
+    specs = [RunSpec(qwen3, seed=seed, settings=replace(short, steps=10_000)) for seed in range(4)]
+    with pytest.raises(error, match="stop"):
+        sweep(specs, tmp_path, workers=1, progress=interrupt)
+    assert len(started) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
+    assert list(tmp_path.glob("*.parquet")) == []
+
+
+def test_where_there_is_no_fork_server_runs_are_spawned(
     qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[subprocess.Popen[str]] = []
-    popen = subprocess.Popen
-
-    def remember(*args: Any, **options: Any) -> subprocess.Popen[str]:
-        started.append(popen(*args, **options))
-        return started[-1]
-
-    def interrupt(jobs: Any) -> Any:
-        while not started:
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(subprocess, "Popen", remember)
-    monkeypatch.setattr(sweep_module, "as_completed", interrupt)
-    specs = [RunSpec(qwen3, seed=seed, settings=replace(short, steps=10_000)) for seed in range(4)]
-    with pytest.raises(KeyboardInterrupt):
-        sweep(specs, tmp_path, workers=1)
-    assert len(started) == 1
-    assert started[0].wait(20) != 0
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert Children()._context.get_start_method() == "spawn"
+    spec = RunSpec(qwen3, settings=replace(short, steps=2))
+    (trace,) = sweep([spec], tmp_path)
+    assert trace.equals(run(spec))

@@ -1,0 +1,70 @@
+"""What happens in the process of one run, whoever started it. Imports torch only when a run begins."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from moeproxy.lab.settings import RunSpec
+
+Report = Callable[[int, int, dict[str, float]], None]
+
+
+def set_environment(threads: int) -> None:
+    """Set what torch and the tokenizers read when they are imported."""
+    os.environ.update(
+        OMP_NUM_THREADS=str(threads),
+        HF_HUB_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+        # Otherwise the mere question whether there is a GPU makes it unusable in forked processes.
+        PYTORCH_NVML_BASED_CUDA_CHECK="1",
+    )
+
+
+def train(spec: RunSpec, path: Path, report: Report | None = None) -> None:
+    """Run one spec in this process and write its trace."""
+    set_environment(spec.settings.threads)
+    from moeproxy.lab.run import run  # here: torch reads the environment when it is imported
+
+    run(spec, progress=report).save(path)
+
+
+def child(
+    stored: Mapping[str, Any], path: Path, log: Path, environment: Mapping[str, str], connection: Connection
+) -> None:
+    """Be the process of one run of a local sweep.
+
+    Args:
+        stored: `RunSpec.to_dict()`.
+        path: where the trace goes.
+        log: file that takes all this process writes to its standard streams.
+        environment: of the parent; a fork server still has the one it was started with.
+        connection: takes (step, steps, signals) after every step; its other end closes when the parent ends.
+    """
+    _write_to(log)
+    os.environ.clear()
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
+    train(RunSpec.from_dict(stored), path, lambda *step: connection.send(step))
+
+
+def _write_to(log: Path) -> None:
+    with open(log, "ab") as stream:
+        for standard in (1, 2):
+            os.dup2(stream.fileno(), standard)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _end_with_parent(connection: Connection) -> None:
+    """Wait for the parent's end of the pipe to close, as it does however the parent ends, and end this process."""
+    try:
+        connection.recv()  # the parent never sends
+    except (EOFError, OSError):
+        os._exit(1)
