@@ -53,15 +53,14 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
         >>> trace = run(RunSpec(Path("data/models/qwen3-moe-tiny"), seed=1))
     """
     checkpoint = Checkpoint.open(spec.model)
-    injections = [spec.injection] if spec.injection else []
-    for injection in injections:
+    for injection in spec.injections:
         check_injection(injection, spec.settings.steps)
     started = time.monotonic()
     with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
         seams = Seams()
         trainer = _trainer(spec, seams, scratch, progress)
         try:
-            with inject(seams, injections, steps=spec.settings.steps):
+            with inject(seams, spec.injections, steps=spec.settings.steps):
                 trainer.train()
         finally:
             trainer.close()
@@ -133,6 +132,7 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
         fault=injection.fault if injection else None,
         strength=injection.strength if injection else 0.0,
         onset=injection.onset if injection else None,
+        further=tuple((item.fault, item.strength, item.onset) for item in spec.further),
         config=asdict(spec.settings),
         versions=_versions(),
         checkpoint_fingerprint=checkpoint.fingerprint,

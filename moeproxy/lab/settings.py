@@ -88,6 +88,7 @@ class RunSpec:
         seed: decides prompt order and sampling; runs of equal seed are pairs.
         injection: the fault, or None for a healthy run.
         settings: of the loop.
+        further: faults that act beside `injection`; two on one seam act one after the other, in this order.
     """
 
     model: Path
@@ -97,6 +98,23 @@ class RunSpec:
     seed: int = 0
     injection: Injection | None = None
     settings: GRPOSettings = field(default_factory=GRPOSettings)
+    further: tuple[Injection, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.further and self.injection is None:
+            raise LabError("further faults without a first one", remedy="give the first of them as `injection`")
+
+    @property
+    def injections(self) -> tuple[Injection, ...]:
+        """All faults of the run, in the order in which they are injected; none for a healthy run."""
+        return (self.injection, *self.further) if self.injection else ()
+
+    @property
+    def fault_name(self) -> str:
+        """The faults with strength and onset as a part of a file name, or "healthy"."""
+        names = [f"{item.fault}-{item.strength:g}-at{item.onset}" for item in self.injections]
+        # A file name has room for 255 bytes; what decides a run is in its content key anyway.
+        return "+".join(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2}-more"]) or "healthy"
 
     def key(self, fingerprint: str) -> str:
         """Return the content key of the run: equal for runs that must give equal traces."""
@@ -105,7 +123,10 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
-        return {**asdict(self), "model": str(self.model)}
+        stored = {**asdict(self), "model": str(self.model)}
+        if not self.further:
+            del stored["further"]  # so that runs of one fault keep the content keys they were recorded under
+        return stored
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunSpec:
@@ -116,4 +137,5 @@ class RunSpec:
             model=Path(stored["model"]),
             injection=Injection(**injection) if injection else None,
             settings=GRPOSettings(**stored["settings"]),
+            further=tuple(Injection(**item) for item in stored.get("further", ())),
         )

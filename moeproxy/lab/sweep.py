@@ -24,10 +24,8 @@ StepProgress = Callable[[RunSpec, int, int], None]
 
 def result_path(spec: RunSpec, out: Path) -> Path:
     """Return the file that the run's trace goes to: readable parts, then the content key."""
-    injection = spec.injection
-    fault = f"{injection.fault}-{injection.strength:g}-at{injection.onset}" if injection else "healthy"
     key = spec.key(model_hash(spec.model))
-    return Path(out) / f"{spec.label}--{fault}--s{spec.seed}--{key}.parquet"
+    return Path(out) / f"{spec.label}--{spec.fault_name}--s{spec.seed}--{key}.parquet"
 
 
 def model_hash(path: Path) -> str:
@@ -55,8 +53,8 @@ def sweep(
     """
     paths = [result_path(spec, out) for spec in specs]
     for spec in specs:
-        if spec.injection:
-            check_injection(spec.injection, spec.settings.steps)
+        for injection in spec.injections:
+            check_injection(injection, spec.settings.steps)
     Path(out).mkdir(parents=True, exist_ok=True)
     missing = {path: spec for spec, path in zip(specs, paths, strict=True) if not path.exists()}
     failures = _run_all(missing, workers or usable_cores(), progress)

@@ -32,6 +32,7 @@ class RunInfo:
         fault: id of the injected fault, or None for a healthy run.
         strength: strength of the fault in [0, 1]; 0 for a healthy run.
         onset: first step at which the fault acts, or None.
+        further: faults that act beside `fault`: (id, strength, onset) of each.
         config: settings of the run (JSON values).
         versions: versions of the programs involved.
         checkpoint_fingerprint: hash of the model the run started from.
@@ -53,15 +54,36 @@ class RunInfo:
     wall_seconds: float = 0.0
     peak_memory_bytes: int = 0
     source: Source = "live"
+    further: tuple[tuple[str, float, int], ...] = ()
 
     @property
     def healthy(self) -> bool:
         """Whether no fault acts in this run."""
         return self.fault is None
 
+    @property
+    def faults(self) -> tuple[tuple[str, float, int | None], ...]:
+        """All faults of the run: (id, strength, onset) of each."""
+        return () if self.fault is None else ((self.fault, self.strength, self.onset), *self.further)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        stored = asdict(self)
+        if not self.further:
+            del stored["further"]  # files of runs with one fault stay as they always were
+        return stored
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> RunInfo:
+        """Return what `to_dict` wrote, leaving out what this version does not know."""
+        known = {item.name for item in fields(cls)}
+        values = {name: value for name, value in stored.items() if name in known}
+        further = values.pop("further", ())
+        return cls(**values, further=tuple((str(name), float(level), int(onset)) for name, level, onset in further))
+
     def __str__(self) -> str:
-        fault = "healthy" if self.healthy else f"{self.fault} {self.strength:g} from step {self.onset}"
-        return f"{self.model}, {fault}, seed {self.seed}, {self.source}"
+        faults = " and ".join(f"{fault} {strength:g} from step {onset}" for fault, strength, onset in self.faults)
+        return f"{self.model}, {faults or 'healthy'}, seed {self.seed}, {self.source}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,7 +144,7 @@ class Trace:
     def save(self, path: str | Path) -> Path:
         """Write the trace to one Parquet file, atomically, and return its path."""
         target = Path(path)
-        parquet.write(target, self.steps, self.trajectories, asdict(self.provenance))
+        parquet.write(target, self.steps, self.trajectories, self.provenance.to_dict())
         return target
 
     @staticmethod
@@ -133,11 +155,9 @@ class Trace:
             TraceError: the file is absent, cut short, no trace, or of another version.
         """
         steps, trajectories, run = parquet.read(Path(path))
-        known = {item.name for item in fields(RunInfo)}
         try:
-            info = RunInfo(**{name: value for name, value in run.items() if name in known})
-            return Trace(steps, trajectories, info)
-        except (TraceError, TypeError) as error:
+            return Trace(steps, trajectories, RunInfo.from_dict(run))
+        except (TypeError, ValueError) as error:
             raise TraceError(f"unusable contents ({error})", where=path, remedy=parquet.REMEDY) from error
 
     def _column(self, name: str) -> pd.Series:

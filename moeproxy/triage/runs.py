@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeproxy.errors import ComparisonError
-from moeproxy.traces.trace import Trace
+from moeproxy.traces.trace import RunInfo, Trace
 
 _PREFERRED = ("live", "recorded", "file")
 
@@ -32,7 +32,7 @@ class Runs:
     """Traces by model, fault, strength, seed and source.
 
     Raises:
-        ComparisonError: two traces of one source claim the same place.
+        ComparisonError: two traces of one source claim the same place, or a run had several faults at once.
     """
 
     table: dict[Key, Trace]
@@ -43,6 +43,7 @@ class Runs:
         table: dict[Key, Trace] = {}
         for trace in traces:
             run = trace.provenance
+            _one_fault(run)
             key = (run.model, run.fault, run.strength if run.fault else 0.0, run.seed, run.source)
             if key in table:
                 raise ComparisonError(
@@ -98,6 +99,16 @@ class Runs:
             f"runs with {fault!r} name the onsets {sorted(map(str, found))}",
             expected="one onset for all runs of a fault",
             remedy="compare runs of one experiment only",
+        )
+
+
+def _one_fault(run: RunInfo) -> None:
+    """Refuse a run of several faults: it would pass for a run of the first of them."""
+    if run.further:
+        raise ComparisonError(
+            f"a run with {len(run.faults)} faults at once: {run}",
+            expected="runs that are healthy or have one fault: a response is that of one fault",
+            remedy="leave it out: [trace for trace in traces if not trace.provenance.further]",
         )
 
 

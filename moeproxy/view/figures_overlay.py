@@ -69,7 +69,7 @@ def overlay(
     Colour tells the model, dash tells healthy (solid) from broken (dashed); the onset is a vertical line.
 
     Args:
-        traces: runs; those of other faults and models are ignored.
+        traces: runs; those of other faults and models are ignored, and so are runs of several faults at once.
         fault: id of the fault.
         signals: columns to draw, one panel each.
         models: models to draw; by default the original and the first other model.
@@ -79,6 +79,7 @@ def overlay(
     Raises:
         MoeproxyError: no trace has the fault at that strength, or a model has no trace.
     """
+    traces = [trace for trace in traces if not trace.provenance.further]
     chosen = _models(traces, models, original)
     level = _strength(traces, fault, strength)
     colours = model_colours(chosen, original)

@@ -104,6 +104,20 @@ def test_two_faults_act_together() -> None:
     assert not done
 
 
+def test_two_faults_on_one_seam_act_in_the_order_given() -> None:
+    spike, collapse = Injection("reward_spike", 1.0, 2), Injection("reward_collapse", 1.0, 3)
+    seen = {}
+    for order in ((spike, collapse), (collapse, spike)):
+        seams = Seams()
+        with inject(seams, order, steps=4):
+            rewards = [seams.reward([1.0] * 64, [""] * 64, [""] * 64, step=step) for step in (1, 2, 3)]
+        seen[order[0].fault] = [(min(row), max(row)) for row in rewards]
+    assert seen == {
+        "reward_spike": [(1.0, 1.0), (1.0, 6.0), (0.0, 0.0)],  # what the spike gave is lost afterwards
+        "reward_collapse": [(1.0, 1.0), (1.0, 6.0), (0.0, 5.0)],
+    }
+
+
 def test_the_page_is_that_of_the_entries() -> None:
     assert PAGE.read_text("utf-8") == page(), "run python -m moeproxy.lab.faults.catalogue"
     assert {item.family for item in FAULTS.values()} == set(FAMILIES)

@@ -60,6 +60,19 @@ def test_freeze_stops_the_weights_and_nothing_else(healthy: Trace, shipped: Path
     assert broken.values("reward_mean")[at] == healthy.values("reward_mean")[at]
 
 
+def test_two_faults_act_each_as_alone_and_are_recorded(shipped: Path, short: GRPOSettings) -> None:
+    first, second = Injection("rollout_logp_precision", 1.0, ONSET), Injection("update_freeze", 1.0, 2)
+    both = run(RunSpec(shipped, seed=5, settings=short, injection=first, further=(second,)))
+    frozen = run(RunSpec(shipped, seed=5, settings=short, injection=second))
+    assert Trace(both.steps[: ONSET - 1], None, both.provenance).equals(
+        Trace(frozen.steps[: ONSET - 1], None, frozen.provenance)
+    )
+    assert (both.values("update_norm") > 0).tolist() == [True] + [False] * (short.steps - 1)
+    worse = both.values("logprob_diff_mean") / frozen.values("logprob_diff_mean")
+    assert worse[ONSET - 1 :].min() > 5
+    assert both.provenance.faults == (("rollout_logp_precision", 1.0, ONSET), ("update_freeze", 1.0, 2))
+
+
 def test_loss_parts_add_up(healthy: Trace, short: GRPOSettings) -> None:
     parts = healthy.values("policy_loss") + short.beta * healthy.values("kl")
     if "aux_loss" in healthy.signals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 from dataclasses import replace
@@ -15,6 +16,7 @@ from moeproxy.lab.processes import Children
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import result_path, sweep
+from moeproxy.places import data_dir
 from tests.tiny import write
 
 
@@ -55,6 +57,29 @@ def test_the_key_holds_what_decides_a_trace(qwen3: Path, short: GRPOSettings, tm
     ]
     assert len({result_path(item, tmp_path) for item in (spec, *other)}) == 5
     assert RunSpec.from_dict(other[-1].to_dict()) == other[-1]
+
+
+def test_the_key_of_a_recorded_run_is_what_it_was(qwen3: Path) -> None:
+    for injection in (None, Injection("update_freeze", 1.0, 20)):
+        assert result_path(RunSpec(qwen3, injection=injection), data_dir() / "runs").exists()
+
+
+def test_several_faults_are_named_keyed_and_checked(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
+    first, second = Injection("update_freeze", 1.0, 2), Injection("kl_sign", 0.5, 3)
+    both = RunSpec(qwen3, settings=short, injection=first, further=(second,))
+    assert result_path(both, tmp_path).name.startswith("original--update_freeze-1-at2+kl_sign-0.5-at3--s0--")
+    turned = replace(both, injection=second, further=(first,))
+    keys = {spec.key("") for spec in (both, turned, replace(both, further=()))}
+    assert len(keys) == 3
+    assert RunSpec.from_dict(json.loads(json.dumps(both.to_dict()))) == both
+    assert both.injections == (first, second)
+    crowd = replace(both, further=(second,) * 30)
+    assert len(result_path(crowd, tmp_path).name) < 200
+    with pytest.raises(FaultError, match="kl_sign"):
+        sweep([replace(both, further=(replace(second, onset=99),))], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(LabError, match="without a first"):
+        RunSpec(qwen3, further=(second,))
 
 
 def test_a_sweep_gives_what_a_run_in_this_process_gives(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:

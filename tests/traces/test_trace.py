@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moeproxy.errors import TraceError
+from moeproxy.places import data_dir
 from moeproxy.traces import SIGNALS, RunInfo, Trace, layer_of, load_dir, signal_of
 
 RUN = RunInfo(
@@ -130,6 +131,31 @@ def test_load_dir_sorts_and_skips_unfinished(tmp_path: Path) -> None:
         True,
         True,
     ]
+
+
+def test_faults_beside_the_first_are_kept_and_shown(tmp_path: Path) -> None:
+    several = replace(RUN, further=(("kl_sign", 1.0, 4), ("reward_spike", 0.25, 7)))
+    trace = Trace(make_trace().steps, None, several)
+    assert Trace.load(trace.save(tmp_path / "a.parquet")).provenance == several
+    assert several.faults == (("update_freeze", 0.5, 20), ("kl_sign", 1.0, 4), ("reward_spike", 0.25, 7))
+    assert "update_freeze 0.5 from step 20 and kl_sign 1 from step 4 and reward_spike 0.25" in repr(trace)
+    assert (RunInfo("a", "a", 1, 0).faults, RUN.faults) == ((), (("update_freeze", 0.5, 20),))
+    assert "further" not in RUN.to_dict()
+
+
+def test_the_header_of_a_recorded_file_is_written_again_as_it_was(tmp_path: Path) -> None:
+    (recorded,) = (data_dir() / "runs").glob("original--update_freeze-1-at20--s0--*.parquet")
+    again = Trace.load(recorded).save(tmp_path / "again.parquet")
+    assert pq.read_schema(again).metadata[b"moeproxy"] == pq.read_schema(recorded).metadata[b"moeproxy"]
+
+
+def test_a_header_whose_faults_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    run = '{"model": "a", "method": "a", "n_experts": 1, "seed": 0, "further": [["kl_sign", 1.0]]}'
+    header = b'{"format": "moeproxy.trace", "version": 1, "run": ' + run.encode() + b"}"
+    pq.write_table(pa.table({"step": [1]}, metadata={b"moeproxy": header}), file)
+    with pytest.raises(TraceError, match="unusable contents"):
+        Trace.load(file)
 
 
 def test_equals_ignores_clock_and_sees_one_bit() -> None:

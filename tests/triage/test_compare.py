@@ -195,6 +195,14 @@ def test_default_seeds(zoo: list[Trace]) -> None:
     assert len(compare_all(zoo, **SEEDS)) == 2
 
 
+def test_a_run_of_two_faults_is_no_run_of_the_first(zoo: list[Trace]) -> None:
+    one = next(trace for trace in zoo if trace.provenance.fault == "wrong_logp")
+    two = Trace(one.steps, None, replace(one.provenance, further=(("quiet_update", 1.0, 3),)))
+    for traces in ([*zoo, two], [two if trace is one else trace for trace in zoo]):
+        with pytest.raises(ComparisonError, match=r"2 faults at once.*not trace\.provenance\.further"):
+            compare(traces, "wrong_logp", **SEEDS)
+
+
 def test_model_that_cannot_be_judged_is_named(zoo: list[Trace]) -> None:
     lone = run("merge-8", 0, n_experts=8)
     result = compare([*zoo, lone], "quiet_update", **SEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -133,6 +134,13 @@ def test_overlay_marks_where_values_are_no_longer_finite(traces: list[Trace]) ->
     figure = figures.overlay([dead(trace) for trace in traces], "quiet_update")
     marks = [trace for trace in figure.data if trace.mode == "markers+text"]
     assert [mark.x[0] for mark in marks] == [29, 29]
+
+
+def test_overlay_leaves_out_runs_of_several_faults(traces: list[Trace]) -> None:
+    one = next(trace for trace in traces if trace.provenance.fault == "quiet_update")
+    info = replace(one.provenance, seed=77, further=(("wrong_logp", 1.0, 3),))
+    loud = Trace(one.steps * 1000, None, info)
+    assert figures.overlay([*traces, loud], "quiet_update") == figures.overlay(traces, "quiet_update")
 
 
 def test_overlay_refuses_what_it_cannot_draw(traces: list[Trace]) -> None:
