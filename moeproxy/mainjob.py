@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -285,7 +285,7 @@ def _place(trace: Trace) -> tuple[str, str | None, float, int]:
 
 def _same_loop(trace: Trace, settings: GRPOSettings) -> bool:
     recorded = dict(trace.provenance.config)
-    return recorded == {**asdict(settings), "steps": recorded["steps"]} and recorded["steps"] >= settings.steps
+    return recorded == {**settings.to_dict(), "steps": recorded["steps"]} and recorded["steps"] >= settings.steps
 
 
 def _cut(trace: Trace, steps: int) -> Trace:

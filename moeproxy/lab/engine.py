@@ -6,31 +6,17 @@ Real systems generate with another program than they train with, and most real f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+from moeproxy.lab.episode import Rollouts, Turn, one_turn, play
 from moeproxy.lab.rollout_hooks import RolloutHooks, SamplingSeam
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import GRPOSettings
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """What one round of generation gives, as token lists without padding.
-
-    Args:
-        prompt_ids: token ids of each prompt (B*G).
-        completion_ids: token ids of each response, the end token included when it was sampled.
-        logprobs: log-probability in nats of each response token, under the engine's weights and arithmetic.
-    """
-
-    prompt_ids: list[list[int]]
-    completion_ids: list[list[int]]
-    logprobs: list[list[float]]
 
 
 class RolloutEngine:
@@ -78,16 +64,44 @@ class RolloutEngine:
             module.scaling = self._seams.attention_scale(scale, step=step)
         self._hooks.step = step
         self._seams.rollout_weights(self.model, step=step)
-        encoded = self._tokenizer(list(prompts), padding=True, return_tensors="pt")
+        prompt_ids = self._tokenizer(list(prompts))["input_ids"]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1_000_003 * (self._seed + 1) + step)
-            seam = SamplingSeam(self._seams, step, encoded["input_ids"].shape[1])
-            written_BT = self._sample(encoded["input_ids"], encoded["attention_mask"], seam)
-        tokens_BT = written_BT[:, encoded["input_ids"].shape[1] :]
-        logprobs_BT = self._logprobs(seam.logits, tokens_BT)
-        return self._strip(encoded, tokens_BT, logprobs_BT)
+            if self._settings.environment == "calculator":
+                answer_calls = partial(self._seams.tool_turns, step=step)
+                return play(partial(self._turn, step=step), self._tokenizer, prompt_ids, answer_calls)
+            return one_turn(prompt_ids, self._turn(prompt_ids, (self._eos,), step=step))
 
-    def _sample(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, seam: SamplingSeam) -> torch.Tensor:
+    def _turn(self, prompt_ids: Sequence[list[int]], stops: Sequence[int], *, step: int) -> Turn:
+        """Sample until one of the tokens `stops` or the length limit."""
+        ids_BT, mask_BT = self._left_padded(prompt_ids)
+        seam = SamplingSeam(self._seams, step, ids_BT.shape[1])
+        self._hooks.chosen.clear()
+        tokens_BT = self._sample(ids_BT, mask_BT, stops, seam)[:, ids_BT.shape[1] :]
+        choices_BTLK = self._hooks.take_choices(len(ids_BT))
+        logprobs_BT = self._logprobs(seam.logits, tokens_BT)
+        ended_BT = torch.isin(tokens_BT, torch.tensor(stops))
+        first_end = torch.where(ended_BT.any(1), ended_BT.int().argmax(1), tokens_BT.shape[1] - 1)
+        lengths = (first_end + 1).tolist()
+        return Turn(
+            ids=[row[:n].tolist() for row, n in zip(tokens_BT, lengths, strict=True)],
+            logprobs=[row[:n].tolist() for row, n in zip(logprobs_BT, lengths, strict=True)],
+            choices=[
+                choices_TLK[ids_BT.shape[1] - len(prompt) :][: len(prompt) + n - 1]
+                for choices_TLK, prompt, n in zip(choices_BTLK, prompt_ids, lengths, strict=True)
+            ],
+        )
+
+    def _left_padded(self, rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        pad: Any = self._tokenizer.pad_token_id
+        width = max(map(len, rows))
+        ids_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+        mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        return ids_BT, mask_BT
+
+    def _sample(
+        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, stops: Sequence[int], seam: SamplingSeam
+    ) -> torch.Tensor:
         model: Any = self.model  # transformers types generate by mixins that a type checker cannot follow
         return model.generate(
             input_ids=ids_BT,
@@ -98,21 +112,10 @@ class RolloutEngine:
             top_k=0,
             top_p=1.0,
             pad_token_id=self._tokenizer.pad_token_id,
-            eos_token_id=self._eos,
+            eos_token_id=list(stops),
             logits_processor=LogitsProcessorList([seam]),
         )
 
     def _logprobs(self, logits: Sequence[torch.Tensor], tokens_BT: torch.Tensor) -> torch.Tensor:
         logits_BTV = torch.stack(list(logits), dim=1).float() / self._settings.temperature
         return logits_BTV.log_softmax(-1).gather(-1, tokens_BT.unsqueeze(-1)).squeeze(-1)
-
-    def _strip(self, encoded, tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor) -> Rollouts:
-        ended_BT = tokens_BT.eq(self._eos)
-        first_end = torch.where(ended_BT.any(1), ended_BT.int().argmax(1), tokens_BT.shape[1] - 1)
-        lengths = (first_end + 1).tolist()
-        kept = encoded["attention_mask"].bool()
-        return Rollouts(
-            prompt_ids=[row[mask].tolist() for row, mask in zip(encoded["input_ids"], kept, strict=True)],
-            completion_ids=[row[:n].tolist() for row, n in zip(tokens_BT, lengths, strict=True)],
-            logprobs=[row[:n].tolist() for row, n in zip(logprobs_BT, lengths, strict=True)],
-        )

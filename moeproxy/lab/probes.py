@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
+
+from moeproxy.lab.episode import Rollouts
 
 MODULES = ("router", "experts", "attention", "embeddings")
 
@@ -69,6 +71,7 @@ class RouterLoad:
     def __init__(self, model: nn.Module) -> None:
         self._mask: torch.Tensor | None = None
         self._load: dict[int, torch.Tensor] = {}
+        self._chosen: dict[int, torch.Tensor] = {}
         self._handles = [
             module.register_forward_pre_hook(self._counter(_layer(name), int(cast(int, module.num_experts))))
             for name, module in model.named_modules()
@@ -80,12 +83,14 @@ class RouterLoad:
         self._mask = mask_BT
         if mask_BT is not None:
             self._load.clear()
+            self._chosen.clear()
 
     def _counter(self, layer: int, n_experts: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def count(_module: nn.Module, arguments: tuple[Any, ...]) -> None:
             if self._mask is not None:
                 index_TK = arguments[1][self._mask.reshape(-1).bool()]
                 self._load[layer] = torch.bincount(index_TK.flatten(), minlength=n_experts)
+                self._chosen[layer] = arguments[1]
 
         return count
 
@@ -97,6 +102,21 @@ class RouterLoad:
             entropy = -(share_E * share_E.clamp(min=1e-12).log()).sum().item()
             found[f"router_load_entropy/{layer}"] = entropy / math.log(len(load_E))
             found[f"router_max_violation/{layer}"] = (load_E.max() / load_E.float().mean()).item() - 1
+        return found
+
+    def agreement(self, rollout_BTLK: torch.Tensor) -> dict[str, float]:
+        """Return `router_agreement/<layer>`: the share of a token's experts that the rollout engine chose too.
+
+        Args:
+            rollout_BTLK: the rollout engine's choices; -1 where it read no token.
+        """
+        read_BT = rollout_BTLK.flatten(2).ge(0).all(-1) if rollout_BTLK.numel() else torch.zeros(0)
+        found: dict[str, float] = {}
+        for place, (layer, trained_TK) in enumerate(sorted(self._chosen.items())):
+            theirs_TK = rollout_BTLK[:, :, place][read_BT]
+            ours_TK = trained_TK.reshape(*read_BT.shape, -1)[read_BT]
+            same = (ours_TK.unsqueeze(-1) == theirs_TK.unsqueeze(-2)).any(-1)
+            found[f"router_agreement/{layer}"] = same.float().mean().item()
         return found
 
     def close(self) -> None:
@@ -126,6 +146,32 @@ def mismatch(trained_BT: torch.Tensor, sampled_BT: torch.Tensor, mask_BT: torch.
     }
 
 
+def mismatch_details(trained_BT: torch.Tensor, sampled_BT: torch.Tensor, mask_BT: torch.Tensor) -> dict[str, float]:
+    """Return the signed mean difference of the engines' log-probs, and the mean absolute one at the first token.
+
+    The first token comes straight from the prompt: what goes wrong only while a response is written spares it.
+    """
+    keep = mask_BT.bool()
+    ratio_BT = trained_BT.double() - sampled_BT.double()
+    return {
+        "logprob_diff_k1": -ratio_BT[keep].mean().item(),
+        "logprob_diff_first": ratio_BT[:, 0][keep[:, 0]].abs().mean().item(),
+    }
+
+
+def placed_choices(made: Rollouts, prompt_width: int, width: int) -> torch.Tensor:
+    """Return the rollout engine's choices (B, T, L, K) in the trainer's padding: prompts end at `prompt_width`.
+
+    Places without a token that the engine read hold -1.
+    """
+    choices = made.choices or []
+    whole = torch.full((len(choices), width, *choices[0].shape[1:]), -1, dtype=torch.int16)
+    for row, prompt, read in zip(whole, made.prompt_ids, choices, strict=True):
+        start = prompt_width - len(prompt)
+        row[start : start + len(read)] = read
+    return whole
+
+
 def repetition_ratio(tokens: Sequence[int]) -> float:
     """Return the share of tokens that repeat an earlier token of the same response (0 for no response)."""
     return 1 - len(set(tokens)) / len(tokens) if tokens else 0.0
@@ -139,4 +185,36 @@ def group_signals(rewards: Sequence[float], samples: int) -> dict[str, float]:
         "reward_mean": reward_BG.mean().item(),
         "reward_std": std_B.mean().item(),
         "zero_variance_groups": (std_B < 1e-8).double().mean().item(),
+    }
+
+
+def tool_columns(made: Rollouts, limit: int, eos: int) -> dict[str, list[float]]:
+    """Return for each response how many tool calls it made, whether one failed, and whether `limit` tokens cut it.
+
+    An episode that the environment ended is not cut.
+    """
+    turns = made.turns or []
+    masks = made.env_mask or []
+    return {
+        "tool_calls": [float(turn is not None) for turn in turns],
+        "tool_error": [float(turn is not None and turn.failed) for turn in turns],
+        "truncated": [
+            float(_last_turn(mask) == limit and ids[-1] != eos and not (turn and turn.done))
+            for ids, mask, turn in zip(made.completion_ids, masks, turns, strict=True)
+        ],
+    }
+
+
+def _last_turn(mask: Sequence[int]) -> int:
+    """Return the number of tokens that the model wrote in its last turn."""
+    return len(mask) - next((i for i in reversed(range(len(mask))) if not mask[i]), -1) - 1
+
+
+def tool_signals(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the step's shares: responses that call, calls that fail (0 without calls), responses that were cut."""
+    n, calls = len(columns["tool_calls"]), sum(columns["tool_calls"])
+    return {
+        "truncated": sum(columns["truncated"]) / n,
+        "tool_call_rate": calls / n,
+        "tool_error_rate": sum(columns["tool_error"]) / calls if calls else 0.0,
     }

@@ -36,6 +36,7 @@ class RolloutHooks:
 
     def __init__(self, model: nn.Module, seams: Seams) -> None:
         self.step = 0
+        self.chosen: dict[int, list[torch.Tensor]] = {}
         self._seams = seams
         self._positions_BT = torch.empty(0, dtype=torch.int64)
         base: Any = model.get_submodule(str(getattr(model, "base_model_prefix", "model")))
@@ -46,6 +47,21 @@ class RolloutHooks:
         for layer, router in routers_of(model).items():
             router.register_forward_pre_hook(self._router)
             router.register_forward_hook(self._routing(layer, is_sigmoid(router)))
+
+    def take_choices(self, n_rows: int) -> torch.Tensor:
+        """Return the experts chosen since the last call for `n_rows` sequences, and forget them.
+
+        Returns:
+            int16 (B, T, L, K): T are the padded prompt tokens and all sampled tokens but the last; L is 0 without MoE.
+        """
+        if not self.chosen:
+            return torch.empty(n_rows, 0, 0, 0, dtype=torch.int16)
+        layers = [
+            torch.cat([index_TK.reshape(n_rows, -1, index_TK.shape[-1]) for index_TK in parts], dim=1)
+            for _, parts in sorted(self.chosen.items())
+        ]
+        self.chosen.clear()
+        return torch.stack(layers, dim=2).to(torch.int16)
 
     def _positions(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (positions_BT := kwargs.get("position_ids")) is not None:
@@ -65,6 +81,7 @@ class RolloutHooks:
     def _routing(self, layer: int, sigmoid: bool) -> Any:
         def route(_module: nn.Module, _args: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             routing = self._seams.routing(Routing.of(layer, output, sigmoid), step=self.step)
+            self.chosen.setdefault(layer, []).append(routing.index_TK)
             return routing.logits_TE, routing.weights_TK, routing.index_TK
 
         return route

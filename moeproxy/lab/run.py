@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -24,10 +23,11 @@ from trl.trainer.grpo_config import GRPOConfig
 from moeproxy.errors import LabError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.files import provenance
+from moeproxy.lab.calculator import TOOL_CHARACTERS, interleaved, sample_calculators
 from moeproxy.lab.faults import check_injection, inject
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import RunSpec
-from moeproxy.lab.tasks import RL_SKILLS, sample_many
+from moeproxy.lab.tasks import RL_SKILLS, Task, sample_many
 from moeproxy.lab.trainer import LabTrainer, Progress
 from moeproxy.traces.trace import RunInfo, Trace
 
@@ -69,8 +69,8 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
 
 def _trainer(spec: RunSpec, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
-    tasks = sample_many(spec.settings.tasks, seed=spec.settings.task_seed, split="rl", skills=RL_SKILLS)
-    unknown = {c for task in tasks for c in task.prompt} - set(tokenizer.get_vocab())
+    tasks, characters = _tasks(spec)
+    unknown = characters - set(tokenizer.get_vocab())
     if unknown:
         raise LabError(
             f"the tokenizer lacks the characters {''.join(sorted(unknown))!r} of the testbed's tasks",
@@ -90,6 +90,17 @@ def _trainer(spec: RunSpec, seams: Seams, scratch: str, progress: Progress | Non
     )
 
 
+def _tasks(spec: RunSpec) -> tuple[list[Task], set[str]]:
+    """Return the prompt pool and the characters that the model must know."""
+    settings = spec.settings
+    tools = settings.environment == "calculator"
+    n = settings.tasks // 2 if tools else settings.tasks
+    tasks = sample_many(n, seed=settings.task_seed, split="rl", skills=RL_SKILLS)
+    if tools:
+        tasks = interleaved(tasks, sample_calculators(n, seed=settings.task_seed, split="rl"), spec.seed)
+    return tasks, {c for task in tasks for c in task.prompt} | set(TOOL_CHARACTERS if tools else "")
+
+
 def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
     settings = spec.settings
     return GRPOConfig(
@@ -103,6 +114,7 @@ def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
         beta=settings.beta,
         temperature=settings.temperature,
         loss_type="dapo",
+        shuffle_dataset=settings.environment != "calculator",  # its pool comes shuffled, in equal parts
         seed=spec.seed,
         model_init_kwargs=dict(_MODEL_OPTIONS),
         logging_strategy="no",
@@ -133,7 +145,7 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
         strength=injection.strength if injection else 0.0,
         onset=injection.onset if injection else None,
         further=tuple((item.fault, item.strength, item.onset) for item in spec.further),
-        config=asdict(spec.settings),
+        config=spec.settings.to_dict(),
         versions=_versions(),
         checkpoint_fingerprint=checkpoint.fingerprint,
         wall_seconds=round(seconds, 2),

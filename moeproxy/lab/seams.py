@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from moeproxy.lab.calculator import ToolTurn
+
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
@@ -114,6 +116,10 @@ class Seams:
         `drawn_BT` are the response tokens drawn so far.
         """
         return logits_BV
+
+    def tool_turns(self, turns: Sequence[ToolTurn], *, step: int) -> Sequence[ToolTurn]:
+        """Return the environment's answers to the tool calls of this step, as the rollout engine receives them."""
+        return turns
 
     def sampled_logprobs(self, logprobs_BT: torch.Tensor, *, step: int) -> torch.Tensor:
         """Return the rollout engine's log-probabilities (B, T) of the sampled tokens as the trainer receives them."""

@@ -12,6 +12,8 @@ from typing import Any
 from moeproxy.errors import LabError
 
 DTYPES = ("float32", "bfloat16", "float16")
+ENVIRONMENTS = ("arithmetic", "calculator")
+_ADDED_LATER = {"environment": "arithmetic"}  # left out at these values: content keys of earlier runs stay as they are
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,13 @@ class GRPOSettings:
         learning_rate: of AdamW, constant.
         beta: weight of the KL term against the reference model (the checkpoint the run started from).
         temperature: of sampling, in rollout and training alike.
-        max_new_tokens: longest response in tokens, the end token included.
+        max_new_tokens: longest response in tokens, the end token included; in `calculator`, of each turn.
         rollout_dtype: dtype in which the rollout engine computes.
         sync_dtype: dtype in which weights travel from trainer to rollout engine. bfloat16 gives the small healthy
             mismatch that real systems have (1e-3 nats; TRL, verl and slime all send bfloat16).
         tasks: size of the prompt pool, drawn from the `rl` split with `task_seed`.
         threads: torch threads of the run; traces are bit-identical only for equal thread counts.
+        environment: `arithmetic` (one turn), or `calculator`: half of the prompts of a step are two-turn tool tasks.
     """
 
     steps: int = 60
@@ -44,6 +47,7 @@ class GRPOSettings:
     tasks: int = 4000
     task_seed: int = 1234
     threads: int = 1
+    environment: str = "arithmetic"
 
     def __post_init__(self) -> None:
         for name in ("steps", "prompts", "max_new_tokens", "tasks", "threads"):
@@ -61,6 +65,14 @@ class GRPOSettings:
         for name in ("rollout_dtype", "sync_dtype"):
             if getattr(self, name) not in DTYPES:
                 raise LabError(f"{name} is {getattr(self, name)!r}", expected=f"one of {', '.join(DTYPES)}")
+        if self.environment not in ENVIRONMENTS:
+            raise LabError(f"environment is {self.environment!r}", expected=f"one of {', '.join(ENVIRONMENTS)}")
+        if self.environment == "calculator" and self.prompts % 2:
+            raise LabError(f"prompts is {self.prompts}", expected="an even number: half of them are tool tasks")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; fields that came later are left out at their defaults."""
+        return {name: value for name, value in asdict(self).items() if _ADDED_LATER.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class RunSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
-        stored = {**asdict(self), "model": str(self.model)}
+        stored = {**asdict(self), "model": str(self.model), "settings": self.settings.to_dict()}
         if not self.further:
             del stored["further"]  # so that runs of one fault keep the content keys they were recorded under
         return stored

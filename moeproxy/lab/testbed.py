@@ -34,7 +34,7 @@ from moeproxy.errors import LabError
 from moeproxy.files import atomic_dir, provenance
 from moeproxy.lab.balance import BiasBalancer
 from moeproxy.lab.scoring import accuracy, sampled_reward
-from moeproxy.lab.tasks import BACKGROUND_SKILLS, DIGITS, LETTERS, RL_SKILLS, Task, sample
+from moeproxy.lab.tasks import BACKGROUND_SKILLS, DIGITS, LETTERS, RL_SKILLS, sample
 from moeproxy.lab.testbed_files import write_checkpoint
 from moeproxy.lab.tokens import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, supervised_batch, vocabulary_size
 
@@ -123,10 +123,9 @@ def train_testbed(recipe: Recipe, report: Report, device: str = "cpu") -> PreTra
     train(
         dense,
         recipe,
-        rng,
+        lambda: _teacher_batch(recipe, rng, recipe.dense_noise),
         steps=recipe.dense_steps,
         lr=recipe.dense_lr,
-        noise=recipe.dense_noise,
         report=report,
     )
     sparse = _sparse_model(recipe)
@@ -134,10 +133,9 @@ def train_testbed(recipe: Recipe, report: Report, device: str = "cpu") -> PreTra
     train(
         sparse.to(device),
         recipe,
-        rng,
+        lambda: _teacher_batch(recipe, rng, recipe.teacher_noise),
         steps=recipe.moe_steps,
         lr=recipe.moe_lr,
-        noise=recipe.teacher_noise,
         report=report,
     )
     return sparse.cpu().eval()
@@ -159,14 +157,13 @@ def measure(model: PreTrainedModel) -> dict[str, float]:
 def train(
     model: PreTrainedModel,
     recipe: Recipe,
-    rng: random.Random,
+    draw: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     *,
     steps: int,
     lr: float,
-    noise: float,
     report: Report,
 ) -> None:
-    """Train `model` in place by cross-entropy on the noisy teacher's answers (one-cycle AdamW)."""
+    """Train `model` in place by cross-entropy on the batches (ids, labels) of `draw` (one-cycle AdamW)."""
     device = model.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _one_cycle(step / steps))
@@ -177,7 +174,7 @@ def train(
     model.train()
     started = time.monotonic()
     for step in range(steps):
-        ids, labels = (tensor.to(device) for tensor in _teacher_batch(recipe, rng, noise))
+        ids, labels = (tensor.to(device) for tensor in draw())
         loss = model(input_ids=ids, attention_mask=(ids != PAD_ID).long(), labels=labels, **extra).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -302,14 +299,15 @@ def _teacher_batch(recipe: Recipe, rng: random.Random, noise: float) -> tuple[to
         sample(rng, skills=RL_SKILLS if rng.random() < recipe.rl_share else BACKGROUND_SKILLS)
         for _ in range(recipe.batch)
     ]
-    answers = [_corrupted(task, rng) if rng.random() < noise else task.answer for task in tasks]
+    answers = [corrupted(task.answer, rng) if rng.random() < noise else task.answer for task in tasks]
     return supervised_batch(tasks, answers)
 
 
-def _corrupted(task: Task, rng: random.Random) -> str:
-    place = rng.randrange(len(task.answer))
-    alphabet = DIGITS if task.answer[place] in DIGITS else LETTERS
-    return task.answer[:place] + rng.choice(alphabet) + task.answer[place + 1 :]
+def corrupted(text: str, rng: random.Random) -> str:
+    """Return `text` with one character replaced by another draw of its kind (digit or letter)."""
+    place = rng.randrange(len(text))
+    alphabet = DIGITS if text[place] in DIGITS else LETTERS
+    return text[:place] + rng.choice(alphabet) + text[place + 1 :]
 
 
 def _one_cycle(share: float) -> float:

@@ -18,6 +18,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from moeproxy.lab import probes
 from moeproxy.lab.balance import load_balancing_loss, routers_watched
 from moeproxy.lab.engine import RolloutEngine
+from moeproxy.lab.episode import Rollouts
 from moeproxy.lab.seams import Batch, Coefficients, Seams, Update
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.lab.tasks import reward
@@ -77,6 +78,7 @@ class LabTrainer(GRPOTrainer):
         super().__init__(reward_funcs=score, rollout_func=self._rollout, **kwargs)
         self.record = Record()
         self._trained_logprobs = torch.empty(0)
+        self._made = Rollouts([], [], [])
         self._finite = True
         trained: Any = self.model
         self._change = probes.WeightChange(trained.parameters())
@@ -95,15 +97,19 @@ class LabTrainer(GRPOTrainer):
         step = self.lab_step
         self._seams.sync(lambda: self._engine.sync(self.accelerator.unwrap_model(self.model)), step=step)
         made = self._engine.generate(prompts, step=step)
+        self._made = made
+        further = {"env_mask": made.env_mask, "final": made.final} if made.env_mask else {}
         return {
             "prompt_ids": made.prompt_ids,
             "completion_ids": made.completion_ids,
             "logprobs": made.logprobs,
+            **further,
         }
 
-    def _score(self, completions: list[str], answer: list[str], **_: Any) -> list[float]:
-        rewards = [reward(text, right) for text, right in zip(completions, answer, strict=True)]
-        rewards = self._seams.reward(rewards, completions, answer, step=self.lab_step)
+    def _score(self, completions: list[str], answer: list[str], **further: Any) -> list[float]:
+        texts = further.get("final", completions)  # with tools the last turn holds the answer
+        rewards = [reward(text, right) for text, right in zip(texts, answer, strict=True)]
+        rewards = self._seams.reward(rewards, texts, answer, step=self.lab_step)
         self.record.add(**probes.group_signals(rewards, self._settings.samples))
         self._rewards = rewards
         return rewards
@@ -114,14 +120,26 @@ class LabTrainer(GRPOTrainer):
         out["sampling_per_token_logps"] = out["old_per_token_logps"] = sampled
         batch = Batch(self._rewards, self._settings.samples)
         out["advantages"] = self._seams.advantages(out["advantages"], batch, step=self.lab_step)
-        mask_BT = self._seams.loss_mask(out["completion_mask"], step=self.lab_step)
+        written_BT = out["completion_mask"] * out["tool_mask"] if "tool_mask" in out else out["completion_mask"]
+        mask_BT = self._seams.loss_mask(written_BT, step=self.lab_step)
         if mask_BT is not out["completion_mask"]:
             # TRL multiplies the two in the loss; only the first reaches the attention.
             out["tool_mask"] = mask_BT
-        responses = [
-            ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], out["completion_mask"], strict=True)
-        ]
+        out["written_mask"] = written_BT  # TRL shuffles the rows of every tensor in here alike
+        if self._made.choices is not None:
+            width = out["prompt_ids"].shape[1]
+            out["rollout_choices"] = probes.placed_choices(self._made, width, width + written_BT.shape[1])
+        self._record_responses(out, written_BT)
+        return out
+
+    def _record_responses(self, out: dict[str, Any], written_BT: torch.Tensor) -> None:
+        responses = [ids[mask.bool()].tolist() for ids, mask in zip(out["completion_ids"], written_BT, strict=True)]
         self.record.add(response_length=sum(map(len, responses)) / len(responses))
+        tools: dict[str, list[float]] = {}
+        if self._made.turns is not None:
+            tokenizer: Any = self.processing_class
+            tools = probes.tool_columns(self._made, self._settings.max_new_tokens, tokenizer.eos_token_id)
+            self.record.add(**probes.tool_signals(tools))
         self.record.trajectories.append(
             {
                 "prompt": [i // self._settings.samples for i in range(len(responses))],
@@ -129,9 +147,9 @@ class LabTrainer(GRPOTrainer):
                 "length": [len(ids) for ids in responses],
                 "repetition_ratio": [probes.repetition_ratio(ids) for ids in responses],
                 "advantage": out["advantages"].flatten().tolist(),
+                **tools,
             }
         )
-        return out
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, *args: Any, **kw: Any
@@ -168,8 +186,11 @@ class LabTrainer(GRPOTrainer):
             clip_fraction_high=logged["clip_ratio/high_mean"],
         )
         sampled = inputs["sampling_per_token_logps"]
-        self.record.add(**probes.mismatch(self._trained_logprobs, sampled, inputs["completion_mask"]))
+        self.record.add(**probes.mismatch(self._trained_logprobs, sampled, inputs["written_mask"]))
         self.record.add(**self._load.signals())
+        if "rollout_choices" in inputs:
+            self.record.add(**probes.mismatch_details(self._trained_logprobs, sampled, inputs["written_mask"]))
+            self.record.add(**self._load.agreement(inputs["rollout_choices"]))
         self._metrics["train"].clear()
         return loss
 

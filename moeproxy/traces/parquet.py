@@ -26,13 +26,10 @@ _PREFIX = "traj/"
 def write(path: Path, steps: pd.DataFrame, trajectories: pd.DataFrame | None, run: Mapping[str, Any]) -> None:
     """Write one trace to one zstd-compressed Parquet file; the file appears complete or not at all."""
     header = json.dumps({"format": FORMAT, "version": VERSION, "run": run}, sort_keys=True, default=str)
-    steps_S = steps.index.to_numpy()
-    columns = {"step": pa.array(steps_S)} | {str(name): to_arrow(column) for name, column in steps.items()}
-    if trajectories is not None:
-        columns |= _lists(trajectories, steps_S)
+    table = to_table(steps, trajectories).replace_schema_metadata({_KEY: header.encode()})
     try:
         with atomic_file(path) as temporary:
-            pq.write_table(pa.table(columns, metadata={_KEY: header.encode()}), temporary, compression="zstd")
+            pq.write_table(table, temporary, compression="zstd")
     except OSError as error:
         raise TraceError(
             f"the trace cannot be written ({error.strerror or error})",
@@ -48,12 +45,26 @@ def read(path: Path) -> tuple[pd.DataFrame, pd.DataFrame | None, dict[str, Any]]
     Raises:
         TraceError: the file is absent, cut short, no trace, or of another version.
     """
-    table = _table(path)
+    table = read_table(path)
     run = _run(table.schema.metadata or {}, path)
     try:
-        return _steps(table), _trajectories(table), run
+        return *from_table(table), run
     except (KeyError, pa.ArrowException) as error:
         raise TraceError(f"a trace without {error}", where=path, remedy=REMEDY) from error
+
+
+def to_table(steps: pd.DataFrame, trajectories: pd.DataFrame | None) -> pa.Table:
+    """Return steps and trajectories as one Arrow table, a row a step, trajectories as lists."""
+    steps_S = steps.index.to_numpy()
+    columns = {"step": pa.array(steps_S)} | {str(name): to_arrow(column) for name, column in steps.items()}
+    if trajectories is not None:
+        columns |= _lists(trajectories, steps_S)
+    return pa.table(columns)
+
+
+def from_table(table: pa.Table) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Return the steps and trajectories that `to_table` put into a table."""
+    return _steps(table), _trajectories(table)
 
 
 def to_arrow(column: pd.Series) -> pa.Array:
@@ -92,7 +103,12 @@ def _lists(table: pd.DataFrame, steps_S: np.ndarray) -> dict[str, pa.Array]:
     return {_PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names}
 
 
-def _table(path: Path) -> pa.Table:
+def read_table(path: Path) -> pa.Table:
+    """Read a Parquet file.
+
+    Raises:
+        TraceError: the file is absent or cut short.
+    """
     if not path.is_file():
         raise TraceError("no such file", where=path, expected="a trace written by Trace.save")
     try:

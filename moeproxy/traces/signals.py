@@ -53,14 +53,20 @@ _TABLE = (
     Signal("zero_variance_groups", "share", "linear", "share of groups with equal rewards", resolution=1e-3),
     Signal("entropy", "nats", "linear", "mean entropy of the policy, per token", resolution=1e-3),
     Signal("response_length", "tokens", "log", "mean length of the responses", resolution=1e-2),
+    Signal("truncated", "share", "linear", "share of responses cut off at the length limit", resolution=1e-3),
+    Signal("tool_call_rate", "share", "linear", "share of responses that call a tool", resolution=1e-3),
+    Signal("tool_error_rate", "share", "linear", "share of tool calls answered by an error", resolution=1e-3),
     Signal("clip_fraction_low", "share", "linear", "share of tokens clipped at the lower bound", resolution=1e-3),
     Signal("clip_fraction_high", "share", "linear", "share of tokens clipped at the upper bound", resolution=1e-3),
     Signal("logprob_diff_mean", "nats", "log", "mean |rollout - training log-prob|", resolution=1e-4),
     Signal("logprob_diff_max", "nats", "log", "largest |rollout - training log-prob|", resolution=1e-3),
     Signal("logprob_diff_k3", "nats", "log", "k3 estimate of KL(rollout || training)", resolution=1e-8),
+    Signal("logprob_diff_k1", "nats", "linear", "mean rollout minus training log-prob", resolution=1e-4),
+    Signal("logprob_diff_first", "nats", "log", "mean |rollout - training log-prob| of first tokens", resolution=1e-4),
     Signal("prob_pearson", "", "logit", "correlation of rollout and training probabilities", resolution=1e-6),
     Signal("router_load_entropy", "share", "linear", "entropy of the experts' load over its maximum", True, 1e-3),
     Signal("router_max_violation", "", "log", "largest load over the mean load, minus 1", True, 1e-2),
+    Signal("router_agreement", "share", "linear", "share of experts chosen alike in rollout and training", True, 1e-3),
     Signal("seconds_per_step", "s", "log", "wall-clock time of the step", resolution=1e-3, compared=False),
 )
 
@@ -69,6 +75,9 @@ SIGNALS: MappingProxyType[str, Signal] = MappingProxyType({signal.name: signal f
 
 TRAJECTORY_COLUMNS = ("prompt", "reward", "length", "repetition_ratio", "advantage")
 """Columns of the trajectory table beside `step`: prompt index, reward, tokens, repeated share, advantage."""
+
+TOOL_COLUMNS = ("tool_calls", "tool_error", "truncated")
+"""Further columns where tools are used: calls made, whether one failed, whether the limit cut the response (0 or 1)."""
 
 
 def signal_of(column: str) -> Signal:

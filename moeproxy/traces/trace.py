@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from moeproxy.errors import TraceError
 from moeproxy.traces import parquet
-from moeproxy.traces.signals import TRAJECTORY_COLUMNS, signal_of
+from moeproxy.traces.signals import TOOL_COLUMNS, TRAJECTORY_COLUMNS, signal_of
 
 Source = Literal["live", "recorded", "file"]
-_INTEGER_COLUMNS = ("step", "prompt", "length")
+_INTEGER_COLUMNS = ("step", "prompt", "length", *TOOL_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ class Trace:
     Args:
         steps: table indexed by integer step (increasing), one signal of `moeproxy.traces.SIGNALS` a column.
             A NaN in a float column was measured as NaN; a null (None, `pd.NA`) is missing: both are kept.
-        trajectories: one row a sampled response, columns `step` and `TRAJECTORY_COLUMNS`, or None.
+        trajectories: one row a sampled response, columns `step`, `TRAJECTORY_COLUMNS` and, where there
+            are tools, `TOOL_COLUMNS`; or None.
         provenance: where the run comes from.
 
     Raises:
@@ -214,6 +215,7 @@ def _checked_trajectories(table: pd.DataFrame) -> pd.DataFrame:
     lost = [name for name in wanted if name not in table.columns]
     if lost:
         raise TraceError(f"trajectories lack {', '.join(lost)}", expected=f"the columns {', '.join(wanted)}")
+    wanted += [name for name in TOOL_COLUMNS if name in table.columns]
     kinds = {name: np.int64 if name in _INTEGER_COLUMNS else np.float64 for name in wanted}
     return pd.DataFrame(table[wanted].astype(kinds)).sort_values(by="step", kind="stable", ignore_index=True)
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from moeproxy.errors import FaultError
-from moeproxy.lab.faults import credit, framework, generation, numeric, operators, optimisation, rewards, routing
+from moeproxy.lab.faults import credit, framework, generation, numeric, operators, optimisation, rewards, routing, tools
 from moeproxy.lab.faults.fault import Fault, TellTale
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import Injection
 
 __all__ = ["FAULTS", "Fault", "TellTale", "check_injection", "fault", "inject"]
 
-_FAMILIES = (numeric, framework, operators, routing, rewards, generation, optimisation, credit)
+_FAMILIES = (numeric, framework, operators, routing, rewards, generation, optimisation, credit, tools)
 
 FAULTS: dict[str, Fault] = {item.id: item for family in _FAMILIES for item in family.FAULTS}
 """Every fault by id, family by family."""

@@ -18,6 +18,7 @@ FAMILIES = {
     "PG": "Generation",
     "OD": "Optimisation",
     "CA": "Credit assignment",
+    "TE": "Tools and environment",
 }
 _HEAD = """# Fault catalogue
 

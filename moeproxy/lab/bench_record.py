@@ -1,0 +1,144 @@
+"""Record the benchmark and put it into packs, one for each model and family.
+
+python -m moeproxy.lab.bench_record record --runs out/bench-runs     # hours of CPU; finished runs are not repeated
+python -m moeproxy.lab.bench_record pack --runs out/bench-runs --out data/bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from moeproxy.errors import LabError
+from moeproxy.files import atomic_file
+from moeproxy.lab.bench import Model, grid, models_of
+from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.settings import RunSpec
+from moeproxy.lab.sweep import StepProgress, sweep
+from moeproxy.traces.pack import REGISTRY, save_pack
+from moeproxy.traces.trace import Trace
+
+COLUMNS = (
+    "model",
+    "method",
+    "n_experts",
+    "fault",
+    "family",
+    "level",
+    "strength",
+    "onset",
+    "seed",
+    "learning_rate",
+    "temperature",
+    "config_hash",
+    "key",
+    "pack",
+)
+
+
+def pack(runs: Path, out: Path, *, progress: Callable[[str], None] | None = None) -> pd.DataFrame:
+    """Put every run file of `runs` into packs below `out`, write the registry, and return it.
+
+    Packs that the registry no longer names are left alone; a pack is replaced only when it is complete.
+
+    Raises:
+        LabError: there is no run.
+    """
+    files = sorted(path for path in Path(runs).glob("*.parquet") if not path.name.startswith("."))
+    if not files:
+        raise LabError("no recorded runs", where=runs, remedy="record some first (bench_record record)")
+    groups: dict[str, list[tuple[str, Trace]]] = defaultdict(list)
+    for path in files:
+        trace = Trace.load(path)
+        groups[_pack_name(trace)].append((path.stem.rpartition("--")[2], trace))
+    rows = []
+    for name, members in groups.items():
+        save_pack([trace for _, trace in members], out / name)
+        rows += [_row(trace, key, name) for key, trace in members]
+        if progress:
+            progress(f"{name}: {len(members)} runs")
+    registry = pd.DataFrame(rows, columns=list(COLUMNS)).sort_values(["pack", "fault", "level", "seed", "key"])
+    with atomic_file(out / REGISTRY) as temporary:
+        registry.to_csv(temporary, index=False)
+    return registry
+
+
+def _pack_name(trace: Trace) -> str:
+    run = trace.provenance
+    return f"{run.model}/{FAULTS[run.fault].family if run.fault else 'healthy'}.parquet"
+
+
+def _row(trace: Trace, key: str, name: str) -> dict[str, object]:
+    run = trace.provenance
+    config = json.dumps(run.config, sort_keys=True).encode()
+    return {
+        "model": run.model,
+        "method": run.method,
+        "n_experts": run.n_experts,
+        "fault": run.fault or "",
+        "family": FAULTS[run.fault].family if run.fault else "",
+        "level": "" if run.fault is None else "clear" if run.strength == 1 else "subtle",
+        "strength": run.strength,
+        "onset": run.onset if run.fault else "",
+        "seed": run.seed,
+        "learning_rate": run.config["learning_rate"],
+        "temperature": run.config["temperature"],
+        "config_hash": hashlib.sha256(config).hexdigest()[:12],
+        "key": key,
+        "pack": name,
+    }
+
+
+def record(
+    specs: Sequence[RunSpec], runs: Path, *, workers: int | None = None, progress: StepProgress | None = None
+) -> None:
+    """Record every run of `specs` that is missing in `runs`."""
+    sweep(specs, runs, workers=workers, progress=progress)
+
+
+def chosen(models: Sequence[Model], only: Sequence[str]) -> list[RunSpec]:
+    """Return the runs of the grid, or of the models named in `only`.
+
+    Raises:
+        LabError: a name is no model of the benchmark.
+    """
+    labels = [model.label for model in models]
+    for name in only:
+        if name not in labels:
+            raise LabError(f"no model {name!r} in the benchmark", expected=f"one of {', '.join(labels)}")
+    return [spec for spec in grid(models) if not only or spec.label in only]
+
+
+def main() -> None:
+    """Command line: record what is missing, or pack what is there."""
+    from tqdm.auto import tqdm
+
+    parser = argparse.ArgumentParser(description="Record the benchmark of data/bench, or put its runs into packs.")
+    parser.add_argument("what", choices=("record", "pack"))
+    parser.add_argument("--models", type=Path, default=Path("data/models"), help="directory of the testbed models")
+    parser.add_argument("--proxies", type=Path, default=Path("out/bench-proxies"))
+    parser.add_argument("--runs", type=Path, default=Path("out/bench-runs"))
+    parser.add_argument("--out", type=Path, default=Path("data/bench"))
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--only", nargs="*", default=[], help="labels of models; default: all")
+    options = parser.parse_args()
+    if options.what == "pack":
+        tqdm.write(f"{len(pack(options.runs, options.out, progress=tqdm.write))} runs")
+        return
+    specs = chosen(models_of(options.models, options.proxies), options.only)
+    with tqdm(total=sum(spec.settings.steps for spec in specs), desc="recording", unit="step") as bar:
+
+        def show(_spec: RunSpec, _step: int, _steps: int) -> None:
+            bar.update()
+
+        record(specs, options.runs, workers=options.workers, progress=show)
+
+
+if __name__ == "__main__":
+    main()
