@@ -14,6 +14,7 @@ from pathlib import Path
 from moeproxy.experts.profile import profile
 from moeproxy.lab.calculator import answer_call, right_call, sample_calculators
 from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.identity import DENSE
 from moeproxy.lab.pruning_study import calibration_texts
 from moeproxy.lab.record import Choice, build_proxies
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
@@ -36,7 +37,6 @@ VARIATIONS = (
 )
 PROXIES = (Choice("cluster", 16), Choice("cluster", 8))
 CONTROLS = tuple(Choice(method, 16) for method in ("random", "first", "frequency", "reap", "merge"))
-DENSE = "dense"
 LEVELS = ("clear", "subtle")
 
 SUBTLE = {
@@ -93,9 +93,10 @@ class Model:
         return [self.spec(seed) for seed in seeds] + [self.spec(seed, settings=chosen) for seed, chosen in varied]
 
     def faulty(self, level: str) -> list[RunSpec]:
-        """Return the runs with every fault at one level."""
+        """Return the runs with every fault at one level; a dense model has no experts that could break."""
         seeds = CONTROL_SEEDS if self.control else SEEDS
-        return [self.spec(seed, injection_of(fault, level, seed)) for seed in seeds for fault in FAULTS]
+        ids = [item.id for item in FAULTS.values() if not (item.needs_experts and self.method == DENSE)]
+        return [self.spec(seed, injection_of(fault, level, seed)) for seed in seeds for fault in ids]
 
 
 def dialogues(n: int = 400) -> list[str]:

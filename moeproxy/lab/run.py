@@ -21,18 +21,20 @@ from transformers.utils import logging as transformers_logging
 from trl.trainer.grpo_config import GRPOConfig
 
 from moeproxy.errors import LabError
-from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.files import provenance
 from moeproxy.lab.calculator import TOOL_CHARACTERS, interleaved, sample_calculators
 from moeproxy.lab.faults import check_injection, inject
+from moeproxy.lab.identity import Identity, identify
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.tasks import RL_SKILLS, Task, sample_many
 from moeproxy.lab.trainer import LabTrainer, Progress
 from moeproxy.traces.trace import RunInfo, Trace
 
-# The grouped matrix product is 7 times as fast as the eager loop over experts on a CPU.
-_MODEL_OPTIONS = {"dtype": "float32", "experts_implementation": "grouped_mm"}
+
+def _model_options(model: Identity) -> dict[str, str]:
+    # The grouped matrix product is 7 times as fast as the eager loop over experts on a CPU.
+    return {"dtype": "float32"} | ({"experts_implementation": "grouped_mm"} if model.n_experts else {})
 
 
 def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
@@ -52,22 +54,22 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
     Example:
         >>> trace = run(RunSpec(Path("data/models/qwen3-moe-tiny"), seed=1))
     """
-    checkpoint = Checkpoint.open(spec.model)
+    model = identify(spec.model, spec.method)
     for injection in spec.injections:
-        check_injection(injection, spec.settings.steps)
+        check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
     started = time.monotonic()
     with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
         seams = Seams()
-        trainer = _trainer(spec, seams, scratch, progress)
+        trainer = _trainer(spec, model, seams, scratch, progress)
         try:
             with inject(seams, spec.injections, steps=spec.settings.steps):
                 trainer.train()
         finally:
             trainer.close()
-    return _trace(spec, checkpoint, trainer, time.monotonic() - started)
+    return _trace(spec, model, trainer, time.monotonic() - started)
 
 
-def _trainer(spec: RunSpec, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
+def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     tasks, characters = _tasks(spec)
     unknown = characters - set(tokenizer.get_vocab())
@@ -78,13 +80,13 @@ def _trainer(spec: RunSpec, seams: Seams, scratch: str, progress: Progress | Non
             expected="a testbed model or a proxy of one",
         )
     return LabTrainer(
-        rollout_model=AutoModelForCausalLM.from_pretrained(spec.model, **_MODEL_OPTIONS),
+        rollout_model=AutoModelForCausalLM.from_pretrained(spec.model, **_model_options(model)),
         seams=seams,
         settings=spec.settings,
         seed=spec.seed,
         progress=progress,
         model=str(spec.model),
-        args=_trl_config(spec, scratch),
+        args=_trl_config(spec, model, scratch),
         train_dataset=Dataset.from_list([{"prompt": t.prompt, "answer": t.answer} for t in tasks]),
         processing_class=tokenizer,
     )
@@ -101,7 +103,7 @@ def _tasks(spec: RunSpec) -> tuple[list[Task], set[str]]:
     return tasks, {c for task in tasks for c in task.prompt} | set(TOOL_CHARACTERS if tools else "")
 
 
-def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
+def _trl_config(spec: RunSpec, model: Identity, scratch: str) -> GRPOConfig:
     settings = spec.settings
     return GRPOConfig(
         output_dir=scratch,
@@ -116,7 +118,7 @@ def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
         loss_type="dapo",
         shuffle_dataset=settings.environment != "calculator",  # its pool comes shuffled, in equal parts
         seed=spec.seed,
-        model_init_kwargs=dict(_MODEL_OPTIONS),
+        model_init_kwargs=_model_options(model),
         logging_strategy="no",
         save_strategy="no",
         report_to=[],
@@ -128,7 +130,7 @@ def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
     )
 
 
-def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: float) -> Trace:
+def _trace(spec: RunSpec, model: Identity, trainer: LabTrainer, seconds: float) -> Trace:
     record = trainer.record
     steps = pd.DataFrame(record.rows, index=pd.Index(record.steps, name="step"))
     trajectories = pd.concat(
@@ -139,7 +141,7 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
     info = RunInfo(
         model=spec.label,
         method=spec.method,
-        n_experts=checkpoint.n_experts,
+        n_experts=model.n_experts,
         seed=spec.seed,
         fault=injection.fault if injection else None,
         strength=injection.strength if injection else 0.0,
@@ -147,7 +149,7 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
         further=tuple((item.fault, item.strength, item.onset) for item in spec.further),
         config=spec.settings.to_dict(),
         versions=_versions(),
-        checkpoint_fingerprint=checkpoint.fingerprint,
+        checkpoint_fingerprint=model.fingerprint,
         wall_seconds=round(seconds, 2),
         peak_memory_bytes=_peak_memory(),
     )

@@ -5,16 +5,14 @@ A finished run is found by its content key and not repeated; a killed sweep lose
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from moeproxy.errors import LabError
-from moeproxy.experts.checkpoint import Checkpoint
-from moeproxy.files import sha256_file
 from moeproxy.lab.faults import check_injection
+from moeproxy.lab.identity import identify, model_hash
 from moeproxy.lab.processes import Children, last_words, receive, usable_cores
 from moeproxy.lab.settings import RunSpec
 from moeproxy.traces.trace import Trace
@@ -24,15 +22,9 @@ StepProgress = Callable[[RunSpec, int, int], None]
 
 def result_path(spec: RunSpec, out: Path) -> Path:
     """Return the file that the run's trace goes to: readable parts, then the content key."""
+    identify(spec.model, spec.method)
     key = spec.key(model_hash(spec.model))
     return Path(out) / f"{spec.label}--{spec.fault_name}--s{spec.seed}--{key}.parquet"
-
-
-def model_hash(path: Path) -> str:
-    """Return a hash of a checkpoint's config and weights (all bytes: proxies of equal shape differ only there)."""
-    Checkpoint.open(path)
-    files = [path / "config.json", *sorted(Path(path).glob("*.safetensors"))]
-    return hashlib.sha256("".join(map(sha256_file, files)).encode()).hexdigest()
 
 
 def sweep(

@@ -30,9 +30,20 @@ def fault(fault_id: str) -> Fault:
     return FAULTS[fault_id]
 
 
-def check_injection(injection: Injection, steps: int) -> Fault:
-    """Return the fault of `injection` after checking its settings against a run of `steps` steps."""
+def check_injection(injection: Injection, steps: int, *, experts: bool = True) -> Fault:
+    """Return the fault of `injection` after checking its settings against a run of `steps` steps.
+
+    Args:
+        injection: the fault and its settings.
+        steps: of the run.
+        experts: whether the run's model has any; some faults need them.
+
+    Raises:
+        FaultError: the fault is unknown, its settings are impossible, or the model has nothing that it could break.
+    """
     item = fault(injection.fault)
+    if item.needs_experts and not experts:
+        raise FaultError("the model has no experts", where=item.id, expected="a Mixture-of-Experts model")
     if not 0 <= injection.strength <= 1:
         raise FaultError(f"strength is {injection.strength}", expected="0 to 1", where=item.id)
     if not 1 <= injection.onset <= steps:

@@ -40,6 +40,7 @@ class Fault:
         check: the check that tells it from its neighbours.
         remedy: what usually helps.
         act: takes the healthy seam and the strength, returns the broken seam.
+        needs_experts: whether a dense model has nothing that it could break.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Fault:
     check: str
     remedy: str
     act: Act
+    needs_experts: bool = False
 
     def patched(self, healthy: Seam, injection: Injection) -> Seam:
         """Return a seam that is healthy before the onset and broken from it on."""

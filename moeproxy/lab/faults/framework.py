@@ -126,6 +126,7 @@ FAULTS = (
         check="Compare hidden states of both engines layer by layer: one layer is wrong from the first sync on.",
         remedy="Convert by name and check a checksum of every tensor after the sync.",
         act=_swapped,
+        needs_experts=True,
     ),
     Fault(
         id="position_shift",
@@ -164,6 +165,7 @@ FAULTS = (
         check="Compare gradient norms of experts with those of a run without expert parallelism: a constant factor.",
         remedy="Divide by the size of the group that the gradients were summed over.",
         act=_expert_gradients_scaled,
+        needs_experts=True,
     ),
     Fault(
         id="sampling_semantics",

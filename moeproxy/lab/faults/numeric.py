@@ -178,5 +178,6 @@ FAULTS = (
         check="Compare the experts chosen by both engines on equal inputs; then with routers in float32.",
         remedy="Compute routers in float32 on both sides, or replay the rollout's routing.",
         act=_low_precision_router,
+        needs_experts=True,
     ),
 )

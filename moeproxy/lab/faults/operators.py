@@ -60,6 +60,7 @@ FAULTS = (
         check="Sum the gate weights of a token: not 1 (or not the routed scaling factor).",
         remedy="Read the flag from the checkpoint's own config.",
         act=_not_normalised,
+        needs_experts=True,
     ),
     Fault(
         id="expert_offset",
@@ -73,6 +74,7 @@ FAULTS = (
         check="Feed one expert at a time: outputs belong to another expert.",
         remedy="Rebuild the kernel's layout after every weight sync; compare with the loop over experts.",
         act=_neighbour,
+        needs_experts=True,
     ),
     Fault(
         id="attention_tail",

@@ -60,6 +60,7 @@ FAULTS = (
         check="Record the chosen experts of both engines for the same tokens and count differing choices.",
         remedy="Replay the rollout's routing in the trainer.",
         act=_rerouted,
+        needs_experts=True,
     ),
     Fault(
         id="aux_loss_interference",
@@ -72,6 +73,7 @@ FAULTS = (
         check="Set the coefficient to zero: router gradients fall to those of the policy loss.",
         remedy="Switch the auxiliary loss off in RL, or lower its coefficient.",
         act=_balance(+1, 1.0),
+        needs_experts=True,
     ),
     Fault(
         id="expert_collapse",
@@ -85,6 +87,7 @@ FAULTS = (
         check="Plot the load of every expert over steps; look at the sign of the balancing term.",
         remedy="Correct the sign; restart from before the onset, since lost experts do not come back.",
         act=_balance(-1, 1.0),
+        needs_experts=True,
     ),
     Fault(
         id="router_frozen",
@@ -97,5 +100,6 @@ FAULTS = (
         check="Read the router's gradient norm by layer: zero.",
         remedy="Gather gate weights from dense scores, so that gradients reach every chosen expert.",
         act=_router_gradients,
+        needs_experts=True,
     ),
 )
