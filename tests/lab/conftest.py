@@ -12,6 +12,7 @@ from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
 
 MODELS = ("qwen3-moe-tiny", "deepseek-v3-tiny")
+TOOL_MODELS = ("qwen3-moe-tools", "deepseek-v3-tools")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from moeproxy.lab.faults import FAULTS, inject
+from moeproxy.errors import FaultError
+from moeproxy.lab.calculator import answer_call
+from moeproxy.lab.faults import FAULTS, check_injection, inject
 from moeproxy.lab.faults.numeric import rounded, rounded_tensor
 from moeproxy.lab.seams import Batch, Coefficients, Routing, Seams, Update
 from moeproxy.lab.settings import Injection
@@ -260,3 +262,29 @@ def test_two_faults_on_one_seam_act_one_after_the_other() -> None:
         assert seams.coefficients(Coefficients(0.02), step=2) == Coefficients(-0.02)
         assert seams.coefficients(Coefficients(0.02), step=3) == replace(Coefficients(-0.02), entropy=-0.5)
     assert math.isclose(seams.coefficients(Coefficients(0.02), step=3).beta, 0.02)
+
+
+CALLS = [answer_call(f"[{n}*7]") for n in range(10, 30)]
+
+
+@pytest.mark.parametrize("name", ["tool_call_error", "observation_corruption", "termination_error"])
+@pytest.mark.parametrize("strength", [0.25, 1.0])
+def test_tool_faults_hit_their_share_of_the_calls(name: str, strength: float) -> None:
+    turns = act(name, strength, CALLS)
+    changed = [after for before, after in zip(CALLS, turns, strict=True) if after != before]
+    assert len(changed) == round(strength * len(CALLS))
+    assert [turn.call for turn in turns] == [turn.call for turn in CALLS]
+    for turn in changed:
+        assert turn.failed == (name == "tool_call_error")
+        assert turn.done == (name == "termination_error")
+    assert act(name, strength, [], step=2) == []
+
+
+def test_a_corrupted_result_is_another_number() -> None:
+    assert [turn.result for turn in act("observation_corruption", 1.0, [answer_call("[47*8]")])] == ["623"]
+
+
+@pytest.mark.parametrize("name", [name for name, item in FAULTS.items() if item.needs_experts])
+def test_faults_of_experts_are_refused_on_dense_models(name: str) -> None:
+    with pytest.raises(FaultError, match="no experts"):
+        check_injection(Injection(name, 1.0, 1), 5, experts=False)

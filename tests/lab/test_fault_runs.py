@@ -12,12 +12,13 @@ from moeproxy.lab.faults import FAULTS, TellTale
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.traces.trace import Trace
-from tests.lab.conftest import MODELS
+from tests.lab.conftest import MODELS, TOOL_MODELS
 
 pytestmark = pytest.mark.slow
 
 ONSET = 3
 SHORT = GRPOSettings(steps=6, prompts=8, samples=4, tasks=256)
+TOOLS = replace(SHORT, environment="calculator", max_new_tokens=8)
 FAST = GRPOSettings(steps=12, prompts=8, samples=4, tasks=256, learning_rate=1e-3)
 # Faults whose first tell-tale takes many updates to show; settings that make them fewer.
 SLOW = {
@@ -53,8 +54,20 @@ def _moves(tale: TellTale, broken: Trace, twin: Trace) -> bool:
     return bool(np.sign(values.mean() - expected.mean()) == tale.direction)
 
 
+@pytest.mark.parametrize("layout", TOOL_MODELS)
+@pytest.mark.parametrize("name", [name for name, item in FAULTS.items() if item.family == "TE"])
+def test_tool_fault_acts_from_its_onset(
+    name: str, layout: str, shipped_models: Path, healthy: dict[tuple[str, GRPOSettings], Trace]
+) -> None:
+    if (layout, TOOLS) not in healthy:
+        healthy[layout, TOOLS] = _run(shipped_models / layout, None, TOOLS)
+    twin, broken = healthy[layout, TOOLS], _run(shipped_models / layout, name, TOOLS)
+    _equal_before_the_onset(broken, twin)
+    assert all(_moves(tale, broken, twin) for tale in FAULTS[name].tell_tales)
+
+
 @pytest.mark.parametrize("layout", MODELS)
-@pytest.mark.parametrize("name", list(FAULTS))
+@pytest.mark.parametrize("name", [name for name, item in FAULTS.items() if item.family != "TE"])
 def test_fault_acts_from_its_onset(
     name: str, layout: str, shipped_models: Path, healthy: dict[tuple[str, GRPOSettings], Trace]
 ) -> None:
@@ -62,7 +75,11 @@ def test_fault_acts_from_its_onset(
     if (layout, settings) not in healthy:
         healthy[layout, settings] = _run(shipped_models / layout, None, settings)
     twin, broken = healthy[layout, settings], _run(shipped_models / layout, name, settings)
+    _equal_before_the_onset(broken, twin)
+    assert _moves(FAULTS[name].tell_tales[0], broken, twin)
+
+
+def _equal_before_the_onset(broken: Trace, twin: Trace) -> None:
     before = twin.steps.index < ONSET
     for column in set(twin.signals) - {"seconds_per_step"}:
         assert np.array_equal(broken.values(column)[before], twin.values(column)[before]), column
-    assert _moves(FAULTS[name].tell_tales[0], broken, twin)

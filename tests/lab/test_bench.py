@@ -1,0 +1,93 @@
+"""The benchmark's grid is what its page says, and its runs come back from the packs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moeproxy.errors import LabError
+from moeproxy.lab import bench, bench_record
+from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.identity import DENSE
+from moeproxy.traces.pack import load_bench, load_registry
+from moeproxy.traces.trace import RunInfo, Trace
+
+MAIN = ("original", "cluster-16", "cluster-8")
+CONTROLS = ("random-16", "first-16", "frequency-16", "reap-16", "merge-16", DENSE)
+
+
+@pytest.fixture
+def models() -> list[bench.Model]:
+    main = [bench.Model(Path(name), name, name.partition("-")[0]) for name in MAIN]
+    return main + [bench.Model(Path(name), name, name.partition("-")[0], control=True) for name in CONTROLS]
+
+
+def test_the_grid_has_what_the_benchmark_promises(models: list[bench.Model]) -> None:
+    specs = bench.grid(models)
+    assert len({repr(spec) for spec in specs}) == len(specs)
+    assert len(FAULTS) == 36
+    for label in MAIN:
+        mine = [spec for spec in specs if spec.label == label]
+        assert sum(spec.injection is None for spec in mine) >= 60
+        faulty = Counter((s.injection.fault, s.injection.strength == 1.0) for s in mine if s.injection)
+        assert set(faulty) == {(fault, clear) for fault in FAULTS for clear in (True, False)}
+        assert set(faulty.values()) == {3}
+    for label in CONTROLS:
+        strengths = {s.injection.strength for s in specs if s.label == label and s.injection}
+        assert strengths == {1.0}
+    assert all(spec.settings.steps == 60 for spec in specs)
+
+
+def test_onsets_are_random_and_the_same_on_every_model(models: list[bench.Model]) -> None:
+    onsets = {}
+    for spec in bench.grid(models):
+        if spec.injection:
+            place = (spec.injection.fault, spec.injection.strength, spec.seed)
+            assert onsets.setdefault(place, spec.injection.onset) == spec.injection.onset
+    assert min(onsets.values()) == 10
+    assert max(onsets.values()) == 30
+    assert len(set(onsets.values())) > 15
+
+
+def test_scored_seeds_never_calibrate() -> None:
+    assert not set(bench.SEEDS) & {*bench.CALIBRATION, *bench.CONTROL_CALIBRATION, *bench.VARIED}
+    assert set(bench.CONTROL_SEEDS) <= set(bench.SEEDS)
+    assert set(bench.CONTROL_CALIBRATION) <= set(bench.CALIBRATION)
+
+
+def test_a_dense_control_gets_no_fault_of_experts(models: list[bench.Model]) -> None:
+    dense = [s.injection.fault for s in bench.grid(models) if s.label == DENSE and s.injection]
+    assert {fault for fault in FAULTS if FAULTS[fault].needs_experts}.isdisjoint(dense)
+    assert len(set(dense)) == sum(not fault.needs_experts for fault in FAULTS.values())
+
+
+def test_one_model_can_be_recorded_alone(models: list[bench.Model]) -> None:
+    assert {spec.label for spec in bench_record.chosen(models, ["cluster-8"])} == {"cluster-8"}
+    with pytest.raises(LabError, match="cluster-8"):
+        bench_record.chosen(models, ["typo"])
+
+
+def test_packing_writes_the_registry_of_what_was_recorded(tmp_path: Path) -> None:
+    steps = pd.DataFrame({"reward_mean": [0.5, 0.25]})
+    config = {"learning_rate": 1e-4, "temperature": 1.0}
+    runs = {
+        "original--healthy--s0--aa": RunInfo("original", "original", 32, 0, config=config),
+        "original--kl_sign-1-at2--s0--bb": RunInfo("original", "original", 32, 0, "kl_sign", 1.0, 2, config),
+        "cluster-8--kl_sign-0.5-at2--s1--cc": RunInfo("cluster-8", "cluster", 8, 1, "kl_sign", 0.5, 2, config),
+    }
+    for name, info in runs.items():
+        Trace(steps, None, info).save(tmp_path / "runs" / f"{name}.parquet")
+    out = tmp_path / "bench"
+    bench_record.pack(tmp_path / "runs", out)
+    table = load_registry(out).set_index("key")
+    assert table.loc["aa", ["fault", "family", "level", "pack"]].tolist() == ["", "", "", "original/healthy.parquet"]
+    assert table.loc["bb", ["fault", "family", "level"]].tolist() == ["kl_sign", FAULTS["kl_sign"].family, "clear"]
+    assert table.loc["cc", "level"] == "subtle"
+    assert {(t.provenance.model, t.provenance.fault) for t in load_bench(out)} == {
+        (info.model, info.fault) for info in runs.values()
+    }
+    with pytest.raises(LabError, match="no recorded runs"):
+        bench_record.pack(tmp_path / "absent", out)
