@@ -116,7 +116,9 @@ def test_an_episode_is_call_result_answer() -> None:
     assert made.final == ["412", "15", "5", "123456"]
     texts = [build_tokenizer(tools=True).decode(ids, skip_special_tokens=True) for ids in made.completion_ids]
     assert texts == ["[47*8]>376=412", "15", "[20*]>!=5", "123456"]
-    assert made.env_mask is not None and made.turns is not None and made.choices is not None
+    assert made.env_mask is not None
+    assert made.turns is not None
+    assert made.choices is not None
     assert made.env_mask[0] == [1] * 6 + [0] * 5 + [1] * 4
     assert made.logprobs[0] == [-1.0] * 6 + [0.0] * 5 + [-1.0] * 4
     assert [turn is not None and turn.failed for turn in made.turns] == [False, False, True, False]
