@@ -38,6 +38,7 @@ VARIATIONS = (
 PROXIES = (Choice("cluster", 16), Choice("cluster", 8))
 CONTROLS = tuple(Choice(method, 16) for method in ("random", "first", "frequency", "reap", "merge"))
 LEVELS = ("clear", "subtle")
+N_FIRST = 15  # healthy runs of a model that come before its faulty ones
 
 SUBTLE = {
     "rollout_logp_precision": 0.75,
@@ -118,12 +119,17 @@ def models_of(models: Path, proxies: Path) -> list[Model]:
 
 
 def grid(models: Sequence[Model]) -> list[RunSpec]:
-    """Return every run, in the order in which they are of use: main models and clear faults first."""
-    main = [model for model in models if not model.control]
+    """Return every run once, in the order in which they are of use: what a first verdict needs comes first.
+
+    First clear faults with their healthy twins and a few calibration seeds, on the original, the larger proxy and the
+    controls; then the subtle faults, the smaller proxy, and the other healthy runs.
+    """
+    main, controls = [m for m in models if not m.control], [m for m in models if m.control]
+    first = [*main[:2], *controls]
     parts: list[Iterable[RunSpec]] = []
-    for level in LEVELS:
-        for model in main[:2]:
-            parts += [model.healthy() if level == "clear" else [], model.faulty(level)]
-    for model in (*main[2:], *(model for model in models if model.control)):
-        parts += [model.healthy(), model.faulty("clear"), [] if model.control else model.faulty("subtle")]
-    return [spec for part in parts for spec in part]
+    for model in first:
+        parts += [model.healthy()[:N_FIRST], model.faulty("clear")]
+    for model in main:
+        parts += [model.healthy()[:N_FIRST], model.faulty("clear"), model.faulty("subtle")]
+    parts += [model.healthy() for model in models]
+    return list(dict.fromkeys(spec for part in parts for spec in part))
