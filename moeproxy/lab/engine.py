@@ -44,6 +44,7 @@ class RolloutEngine:
         self._attention: list[Any] = [m for m in self.model.modules() if isinstance(getattr(m, "scaling", None), float)]
         self._scales: list[float] = [module.scaling for module in self._attention]
         self._eos: Any = tokenizer.eos_token_id
+        self._devices = [self.model.device] if self.model.device.type == "cuda" else []
         self._hooks = RolloutHooks(self.model, seams)
 
     @torch.no_grad()
@@ -65,7 +66,7 @@ class RolloutEngine:
         self._hooks.step = step
         self._seams.rollout_weights(self.model, step=step)
         prompt_ids = self._tokenizer(list(prompts))["input_ids"]
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=self._devices):
             torch.manual_seed(1_000_003 * (self._seed + 1) + step)
             if self._settings.environment == "calculator":
                 answer_calls = partial(self._seams.tool_turns, step=step)
@@ -78,9 +79,9 @@ class RolloutEngine:
         seam = SamplingSeam(self._seams, step, ids_BT.shape[1])
         self._hooks.chosen.clear()
         tokens_BT = self._sample(ids_BT, mask_BT, stops, seam)[:, ids_BT.shape[1] :]
-        choices_BTLK = self._hooks.take_choices(len(ids_BT))
+        choices_BTLK = self._hooks.take_choices(len(ids_BT)).cpu()
         logprobs_BT = self._logprobs(seam.logits, tokens_BT)
-        ended_BT = torch.isin(tokens_BT, torch.tensor(stops))
+        ended_BT = torch.isin(tokens_BT, torch.tensor(stops, device=tokens_BT.device))
         first_end = torch.where(ended_BT.any(1), ended_BT.int().argmax(1), tokens_BT.shape[1] - 1)
         lengths = (first_end + 1).tolist()
         return Turn(
@@ -97,7 +98,7 @@ class RolloutEngine:
         width = max(map(len, rows))
         ids_BT = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
         mask_BT = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        return ids_BT, mask_BT
+        return ids_BT.to(self.model.device), mask_BT.to(self.model.device)
 
     def _sample(
         self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, stops: Sequence[int], seam: SamplingSeam

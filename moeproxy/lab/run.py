@@ -20,25 +20,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 from trl.trainer.grpo_config import GRPOConfig
 
-from moeproxy.errors import LabError
+from moeproxy.errors import FaultError, LabError
 from moeproxy.files import provenance
-from moeproxy.lab.calculator import TOOL_CHARACTERS, interleaved, sample_calculators
 from moeproxy.lab.faults import check_injection, inject
 from moeproxy.lab.identity import Identity, identify
-from moeproxy.lab.seams import Seams
-from moeproxy.lab.settings import RunSpec
-from moeproxy.lab.tasks import RL_SKILLS, Task, sample_many
+from moeproxy.lab.prompts import check_vocabulary, pool
+from moeproxy.lab.seams import ROLLOUT_SEAMS, Seams
+from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.lab.trainer import LabTrainer, Progress
 from moeproxy.traces.trace import RunInfo, Trace
 
 
-def _model_options(model: Identity) -> dict[str, str]:
+def _model_options(model: Identity, dtype: str) -> dict[str, str]:
     # The grouped matrix product is 7 times as fast as the eager loop over experts on a CPU.
-    return {"dtype": "float32"} | ({"experts_implementation": "grouped_mm"} if model.n_experts else {})
+    return {"dtype": dtype} | ({"experts_implementation": "grouped_mm"} if model.n_experts else {})
 
 
 def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
-    """Train one GRPO run on the testbed's arithmetic and return its trace.
+    """Train one GRPO run and return its trace.
 
     Equal specs give equal traces bit for bit on the same machine (but for `seconds_per_step`).
 
@@ -49,14 +48,20 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
     Raises:
         CheckpointError: the model is no usable checkpoint.
         FaultError: the fault is unknown or its settings impossible.
-        LabError: the model does not know the testbed's tokens.
+        LabError: the model does not know the testbed's tokens, or the task file cannot be used.
 
     Example:
         >>> trace = run(RunSpec(Path("data/models/qwen3-moe-tiny"), seed=1))
     """
     model = identify(spec.model, spec.method)
     for injection in spec.injections:
-        check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
+        item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
+        if spec.settings.engine != "lab" and item.seam in ROLLOUT_SEAMS:
+            raise FaultError(
+                f"it acts inside the lab's own rollout engine, and the engine is {spec.settings.engine!r}",
+                where=item.id,
+                remedy="use engine='lab'",
+            )
     started = time.monotonic()
     with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
         seams = Seams()
@@ -70,19 +75,18 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
 
 
 def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
-    tasks, characters = _tasks(spec)
-    unknown = characters - set(tokenizer.get_vocab())
-    if unknown:
-        raise LabError(
-            f"the tokenizer lacks the characters {''.join(sorted(unknown))!r} of the testbed's tasks",
-            where=spec.model,
-            expected="a testbed model or a proxy of one",
-        )
+    settings = spec.settings
+    tokenizer = AutoTokenizer.from_pretrained(spec.model, padding_side="left")
+    tasks = pool(settings, spec.seed)
+    check_vocabulary(tasks, settings, set(tokenizer.get_vocab()), spec.model)
+    rollout_model = None
+    if settings.engine == "lab":
+        options = _model_options(model, settings.rollout_dtype)
+        rollout_model = AutoModelForCausalLM.from_pretrained(spec.model, **options).to(settings.device)
     return LabTrainer(
-        rollout_model=AutoModelForCausalLM.from_pretrained(spec.model, **_model_options(model)),
+        rollout_model=rollout_model,
         seams=seams,
-        settings=spec.settings,
+        settings=settings,
         seed=spec.seed,
         progress=progress,
         model=str(spec.model),
@@ -92,22 +96,12 @@ def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progres
     )
 
 
-def _tasks(spec: RunSpec) -> tuple[list[Task], set[str]]:
-    """Return the prompt pool and the characters that the model must know."""
-    settings = spec.settings
-    tools = settings.environment == "calculator"
-    n = settings.tasks // 2 if tools else settings.tasks
-    tasks = sample_many(n, seed=settings.task_seed, split="rl", skills=RL_SKILLS)
-    if tools:
-        tasks = interleaved(tasks, sample_calculators(n, seed=settings.task_seed, split="rl"), spec.seed)
-    return tasks, {c for task in tasks for c in task.prompt} | set(TOOL_CHARACTERS if tools else "")
-
-
 def _trl_config(spec: RunSpec, model: Identity, scratch: str) -> GRPOConfig:
     settings = spec.settings
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
     return GRPOConfig(
         output_dir=scratch,
-        per_device_train_batch_size=settings.prompts * settings.samples,
+        per_device_train_batch_size=_samples_here(settings),
         num_generations=settings.samples,
         max_completion_length=settings.max_new_tokens,
         max_steps=settings.steps,
@@ -118,16 +112,32 @@ def _trl_config(spec: RunSpec, model: Identity, scratch: str) -> GRPOConfig:
         loss_type="dapo",
         shuffle_dataset=settings.environment != "calculator",  # its pool comes shuffled, in equal parts
         seed=spec.seed,
-        model_init_kwargs=_model_options(model),
+        model_init_kwargs=_model_options(model, settings.dtype),
         logging_strategy="no",
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        use_cpu=settings.device == "cpu",
+        bf16=settings.device == "cuda" and settings.dtype == "bfloat16",
+        gradient_checkpointing=settings.device == "cuda",
         dataloader_pin_memory=False,
         disable_tqdm=True,
+        **(vllm if settings.engine == "vllm" else {}),
     )
+
+
+def _samples_here(settings: GRPOSettings) -> int:
+    """Return how many samples of a step this process trains on; `accelerate launch` says how many share them.
+
+    Raises:
+        LabError: the prompts cannot be shared out evenly.
+    """
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if settings.prompts % processes:
+        raise LabError(
+            f"{settings.prompts} prompts a step cannot be shared out among {processes} processes",
+            expected="a multiple, so that the samples of a prompt stay together",
+        )
+    return settings.prompts // processes * settings.samples
 
 
 def _trace(spec: RunSpec, model: Identity, trainer: LabTrainer, seconds: float) -> Trace:

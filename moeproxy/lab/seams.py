@@ -150,3 +150,6 @@ class Seams:
 
 
 SEAMS = tuple(name for name, value in vars(Seams).items() if callable(value))
+
+ROLLOUT_SEAMS = SEAMS[: SEAMS.index("sampled_logprobs")]
+"""The seams inside the lab's rollout engine: another engine does not have them."""

@@ -12,8 +12,24 @@ from typing import Any
 from moeproxy.errors import LabError
 
 DTYPES = ("float32", "bfloat16", "float16")
-ENVIRONMENTS = ("arithmetic", "calculator")
-_ADDED_LATER = {"environment": "arithmetic"}  # left out at these values: content keys of earlier runs stay as they are
+ENVIRONMENTS = ("arithmetic", "calculator", "file")
+ENGINES = ("lab", "vllm")
+# Left out of stored settings at these values, so that content keys of earlier runs stay as they are.
+_ADDED_LATER = {
+    "environment": "arithmetic",
+    "task_file": "",
+    "device": "cpu",
+    "dtype": "float32",
+    "engine": "lab",
+}
+_CHOICES = {
+    "rollout_dtype": DTYPES,
+    "sync_dtype": DTYPES,
+    "dtype": DTYPES,
+    "environment": ENVIRONMENTS,
+    "device": ("cpu", "cuda"),
+    "engine": ENGINES,
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +48,14 @@ class GRPOSettings:
             mismatch that real systems have (1e-3 nats; TRL, verl and slime all send bfloat16).
         tasks: size of the prompt pool, drawn from the `rl` split with `task_seed`.
         threads: torch threads of the run; traces are bit-identical only for equal thread counts.
-        environment: `arithmetic` (one turn), or `calculator`: half of the prompts of a step are two-turn tool tasks.
+        environment: `arithmetic` (one turn), `calculator`: half of the prompts of a step are two-turn tool tasks, or
+            `file`: one's own prompts.
+        task_file: JSON lines `{"prompt": ..., "answer": ...}` for `file`; a response is right when its last number is
+            that of the answer.
+        device: `cpu` or `cuda`, of both engines.
+        dtype: in which the trainer holds its weights.
+        engine: `lab`, the lab's own rollout engine, or `vllm`, TRL's vLLM beside the trainer on a GPU. Faults of the
+            rollout engine can only act in the lab's own.
     """
 
     steps: int = 60
@@ -48,6 +71,10 @@ class GRPOSettings:
     task_seed: int = 1234
     threads: int = 1
     environment: str = "arithmetic"
+    task_file: str = ""
+    device: str = "cpu"
+    dtype: str = "float32"
+    engine: str = "lab"
 
     def __post_init__(self) -> None:
         for name in ("steps", "prompts", "max_new_tokens", "tasks", "threads"):
@@ -62,13 +89,15 @@ class GRPOSettings:
             )
         if not self.temperature > 0 or not self.learning_rate >= 0:
             raise LabError("temperature must be positive and the learning rate not negative")
-        for name in ("rollout_dtype", "sync_dtype"):
-            if getattr(self, name) not in DTYPES:
-                raise LabError(f"{name} is {getattr(self, name)!r}", expected=f"one of {', '.join(DTYPES)}")
-        if self.environment not in ENVIRONMENTS:
-            raise LabError(f"environment is {self.environment!r}", expected=f"one of {', '.join(ENVIRONMENTS)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise LabError(f"{name} is {getattr(self, name)!r}", expected=f"one of {', '.join(choices)}")
         if self.environment == "calculator" and self.prompts % 2:
             raise LabError(f"prompts is {self.prompts}", expected="an even number: half of them are tool tasks")
+        if (self.environment == "file") != bool(self.task_file):
+            raise LabError("environment 'file' and task_file go together", remedy="give both or neither")
+        if self.engine == "vllm" and (self.device == "cpu" or self.environment == "calculator"):
+            raise LabError("vLLM needs a GPU and tasks of one turn", remedy="use engine='lab'")
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; fields that came later are left out at their defaults."""

@@ -19,9 +19,9 @@ from moeproxy.lab import probes
 from moeproxy.lab.balance import load_balancing_loss, routers_watched
 from moeproxy.lab.engine import RolloutEngine
 from moeproxy.lab.episode import Rollouts
+from moeproxy.lab.prompts import scorer
 from moeproxy.lab.seams import Batch, Coefficients, Seams, Update
 from moeproxy.lab.settings import GRPOSettings
-from moeproxy.lab.tasks import reward
 
 Row = dict[str, float]
 Progress = Callable[[int, int, Row], None]
@@ -55,7 +55,7 @@ class LabTrainer(GRPOTrainer):
     mismatch between the engines reaches the loss, as it does in real systems.
 
     Args:
-        rollout_model: the rollout engine's own instance of the model.
+        rollout_model: the rollout engine's own instance of the model; None where TRL's vLLM generates.
         seams: where faults act.
         settings: of the loop.
         seed: of the rollout engine's sampling.
@@ -66,7 +66,7 @@ class LabTrainer(GRPOTrainer):
     def __init__(
         self,
         *,
-        rollout_model: PreTrainedModel,
+        rollout_model: PreTrainedModel | None,
         seams: Seams,
         settings: GRPOSettings,
         seed: int,
@@ -74,8 +74,10 @@ class LabTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         self._seams, self._settings, self._progress = seams, settings, progress
+        self._judge = scorer(settings)
         score: Any = self._score  # TRL's type for reward functions names no keyword but it passes them all
-        super().__init__(reward_funcs=score, rollout_func=self._rollout, **kwargs)
+        rollout: Any = self._rollout if rollout_model is not None else None
+        super().__init__(reward_funcs=score, rollout_func=rollout, **kwargs)
         self.record = Record()
         self._trained_logprobs = torch.empty(0)
         self._made = Rollouts([], [], [])
@@ -84,7 +86,8 @@ class LabTrainer(GRPOTrainer):
         self._change = probes.WeightChange(trained.parameters())
         self._load = probes.RouterLoad(trained)
         tokenizer: Any = self.processing_class
-        self._engine = RolloutEngine(rollout_model, tokenizer, settings, seed, seams)
+        if rollout_model is not None:
+            self._engine = RolloutEngine(rollout_model, tokenizer, settings, seed, seams)
         self.remove_callback(PrinterCallback)  # it prints the last metrics to the reader's notebook
         self.add_callback(_Clock(self))
 
@@ -108,7 +111,7 @@ class LabTrainer(GRPOTrainer):
 
     def _score(self, completions: list[str], answer: list[str], **further: Any) -> list[float]:
         texts = further.get("final", completions)  # with tools the last turn holds the answer
-        rewards = [reward(text, right) for text, right in zip(texts, answer, strict=True)]
+        rewards = [self._judge(text, right) for text, right in zip(texts, answer, strict=True)]
         rewards = self._seams.reward(rewards, texts, answer, step=self.lab_step)
         self.record.add(**probes.group_signals(rewards, self._settings.samples))
         self._rewards = rewards
