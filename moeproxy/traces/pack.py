@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from moeproxy.errors import TraceError
 from moeproxy.files import atomic_file
 from moeproxy.traces import parquet
-from moeproxy.traces.trace import Trace
+from moeproxy.traces.trace import RunInfo, Trace
 
 FORMAT = "moeproxy.pack"
 VERSION = 1
