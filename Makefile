@@ -1,4 +1,4 @@
-# make run | test | lab | check | clean. Everything is installed into $(VENV), once, on first use.
+# make run | test | lab | check | bench | clean. Everything is installed into $(VENV), once, on first use.
 PY ?= python3
 VENV ?= .venv
 # An extra package index for torch, for instance one that offers CPU builds; empty: the configured one.
@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: run test lab check clean chromium
+.PHONY: run test lab check bench clean chromium
 .DELETE_ON_ERROR:
 
 run: $(VENV)/.ok
@@ -30,6 +30,11 @@ check: $(VENV)/.ok-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest -q tests/test_layers.py
+
+# Hours of processor time; runs that are finished are not repeated, so it can be stopped and called again.
+bench: $(VENV)/.ok
+	$(BIN)/python -m moeproxy.lab.bench_record record
+	$(BIN)/python -m moeproxy.lab.bench_record pack
 
 clean:
 	rm -rf $(VENV) out build *.egg-info .pytest_cache .ruff_cache .hypothesis
