@@ -11,10 +11,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,13 +29,14 @@ from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.tasks import RL_SKILLS, sample_many
 from moeproxy.lab.trainer import LabTrainer, Progress
+from moeproxy.traces.partial import assembled, growing
 from moeproxy.traces.trace import RunInfo, Trace
 
 # The grouped matrix product is 7 times as fast as the eager loop over experts on a CPU.
 _MODEL_OPTIONS = {"dtype": "float32", "experts_implementation": "grouped_mm"}
 
 
-def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
+def run(spec: RunSpec, *, progress: Progress | None = None, partial: Path | None = None) -> Trace:
     """Train one GRPO run on the testbed's arithmetic and return its trace.
 
     Equal specs give equal traces bit for bit on the same machine (but for `seconds_per_step`).
@@ -43,6 +44,7 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
     Args:
         spec: model, fault, seed, settings.
         progress: called after every step with (step, steps, signals of the step).
+        partial: file that takes every step as soon as it is finished (see `moeproxy.traces.load_partial`).
 
     Raises:
         CheckpointError: the model is no usable checkpoint.
@@ -56,15 +58,30 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
     for injection in spec.injections:
         check_injection(injection, spec.settings.steps)
     started = time.monotonic()
-    with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
+    info = _info(spec, checkpoint)
+    with (
+        _quiet(),
+        _threads(spec.settings.threads),
+        tempfile.TemporaryDirectory() as scratch,
+        growing(partial, info) as kept,
+    ):
+
+        def finished(step: int, steps: int, row: dict[str, float]) -> None:
+            if kept:
+                kept.add(step, row, trainer.record.trajectories[-1])
+            if progress:
+                progress(step, steps, row)
+
         seams = Seams()
-        trainer = _trainer(spec, seams, scratch, progress)
+        trainer = _trainer(spec, seams, scratch, finished)
         try:
             with inject(seams, spec.injections, steps=spec.settings.steps):
                 trainer.train()
         finally:
             trainer.close()
-    return _trace(spec, checkpoint, trainer, time.monotonic() - started)
+    seconds = round(time.monotonic() - started, 2)
+    record, ended = trainer.record, replace(info, wall_seconds=seconds, peak_memory_bytes=_peak_memory())
+    return assembled(record.steps, record.rows, record.trajectories, ended)
 
 
 def _trainer(spec: RunSpec, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
@@ -116,15 +133,9 @@ def _trl_config(spec: RunSpec, scratch: str) -> GRPOConfig:
     )
 
 
-def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: float) -> Trace:
-    record = trainer.record
-    steps = pd.DataFrame(record.rows, index=pd.Index(record.steps, name="step"))
-    trajectories = pd.concat(
-        [pd.DataFrame({"step": step, **rows}) for step, rows in zip(record.steps, record.trajectories, strict=True)],
-        ignore_index=True,
-    )
+def _info(spec: RunSpec, checkpoint: Checkpoint) -> RunInfo:
     injection = spec.injection
-    info = RunInfo(
+    return RunInfo(
         model=spec.label,
         method=spec.method,
         n_experts=checkpoint.n_experts,
@@ -136,10 +147,7 @@ def _trace(spec: RunSpec, checkpoint: Checkpoint, trainer: LabTrainer, seconds: 
         config=asdict(spec.settings),
         versions=_versions(),
         checkpoint_fingerprint=checkpoint.fingerprint,
-        wall_seconds=round(seconds, 2),
-        peak_memory_bytes=_peak_memory(),
     )
-    return Trace(steps, trajectories, info)
 
 
 def _peak_memory() -> int:
