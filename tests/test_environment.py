@@ -20,6 +20,11 @@ def _pyproject() -> dict[str, str]:
     return _ranges(project["dependencies"])
 
 
+def _cluster() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return _ranges(project["optional-dependencies"]["cluster"])
+
+
 def _ranges(lines: list[str]) -> dict[str, str]:
     found = [Requirement(line) for line in lines]
     return {CONDA_NAMES.get(r.name, canonicalize_name(r.name)): str(r.specifier) for r in found}
@@ -40,10 +45,16 @@ def test_environment_yml_uses_one_channel_and_a_supported_python() -> None:
     assert "python=3.11" in environment["dependencies"]
 
 
-@pytest.mark.parametrize("name", ["torch", "trl", "transformers"])
+@pytest.mark.parametrize("name", ["torch", "trl", "transformers", "ray", "submitit"])
 def test_constraints_pin_within_the_allowed_range(name: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {r.name: r.specifier for r in map(Requirement, filter(None, (line.partition("#")[0] for line in lines)))}
     (pin,) = pins[name]
     assert pin.operator == "=="
-    assert pin.version in Requirement(f"{name}{_pyproject()[name]}").specifier
+    assert pin.version in Requirement(f"{name}{(_pyproject() | _cluster())[name]}").specifier
+
+
+def test_the_tests_install_what_a_cluster_needs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "moeproxy[cluster]" in project["optional-dependencies"]["test"]
+    assert set(_cluster()) == {"ray", "submitit"}

@@ -19,7 +19,7 @@ from moeproxy.experts.profile import profile
 from moeproxy.experts.statistics import ExpertProfile
 from moeproxy.lab.pruning_study import calibration_texts
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
-from moeproxy.lab.sweep import sweep
+from moeproxy.lab.sweep import SweepProgress, sweep
 from moeproxy.proxy.build import build
 from moeproxy.proxy.cluster import Method, select
 
@@ -92,12 +92,14 @@ def main() -> None:
             # The subtle strengths are asked of the main proxy only; controls answer for the clear ones.
             injections = CLEAR + SUBTLE if choice == MAIN_PROXY else CLEAR
             specs += specs_of(path, choice.label, choice.method, injections=injections)
-        with tqdm(total=sum(spec.settings.steps for spec in specs), desc="recording", unit="step") as bar:
+        with tqdm(desc="recording", unit="step") as bar:
 
-            def show(_spec: RunSpec, _step: int, _steps: int) -> None:
-                bar.update()
+            def show(now: SweepProgress) -> None:
+                bar.total = now.steps
+                bar.update(now.steps_done - bar.n)
+                bar.set_postfix_str(str(now), refresh=False)
 
-            sweep(specs, options.out, workers=options.workers, progress=show)
+            sweep(specs, options.out, workers=options.workers, watch=show)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -28,6 +29,7 @@ from moeproxy.lab.prompts import check_vocabulary, pool
 from moeproxy.lab.seams import ROLLOUT_SEAMS, Seams
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.lab.trainer import LabTrainer, Progress
+from moeproxy.traces.partial import assembled, growing
 from moeproxy.traces.trace import RunInfo, Trace
 
 
@@ -36,7 +38,7 @@ def _model_options(model: Identity, dtype: str) -> dict[str, str]:
     return {"dtype": dtype} | ({"experts_implementation": "grouped_mm"} if model.n_experts else {})
 
 
-def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
+def run(spec: RunSpec, *, progress: Progress | None = None, partial: Path | None = None) -> Trace:
     """Train one GRPO run and return its trace.
 
     Equal specs give equal traces bit for bit on the same machine (but for `seconds_per_step`).
@@ -44,6 +46,7 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
     Args:
         spec: model, fault, seed, settings.
         progress: called after every step with (step, steps, signals of the step).
+        partial: file that takes every step as soon as it is finished (see `moeproxy.traces.load_partial`).
 
     Raises:
         CheckpointError: the model is no usable checkpoint.
@@ -63,15 +66,30 @@ def run(spec: RunSpec, *, progress: Progress | None = None) -> Trace:
                 remedy="use engine='lab'",
             )
     started = time.monotonic()
-    with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
+    info = _info(spec, model)
+    with (
+        _quiet(),
+        _threads(spec.settings.threads),
+        tempfile.TemporaryDirectory() as scratch,
+        growing(partial, info) as kept,
+    ):
+
+        def finished(step: int, steps: int, row: dict[str, float]) -> None:
+            if kept:
+                kept.add(step, row, trainer.record.trajectories[-1])
+            if progress:
+                progress(step, steps, row)
+
         seams = Seams()
-        trainer = _trainer(spec, model, seams, scratch, progress)
+        trainer = _trainer(spec, model, seams, scratch, finished)
         try:
             with inject(seams, spec.injections, steps=spec.settings.steps):
                 trainer.train()
         finally:
             trainer.close()
-    return _trace(spec, model, trainer, time.monotonic() - started)
+    seconds = round(time.monotonic() - started, 2)
+    record, ended = trainer.record, replace(info, wall_seconds=seconds, peak_memory_bytes=_peak_memory())
+    return assembled(record.steps, record.rows, record.trajectories, ended)
 
 
 def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
@@ -140,15 +158,9 @@ def _samples_here(settings: GRPOSettings) -> int:
     return settings.prompts // processes * settings.samples
 
 
-def _trace(spec: RunSpec, model: Identity, trainer: LabTrainer, seconds: float) -> Trace:
-    record = trainer.record
-    steps = pd.DataFrame(record.rows, index=pd.Index(record.steps, name="step"))
-    trajectories = pd.concat(
-        [pd.DataFrame({"step": step, **rows}) for step, rows in zip(record.steps, record.trajectories, strict=True)],
-        ignore_index=True,
-    )
+def _info(spec: RunSpec, model: Identity) -> RunInfo:
     injection = spec.injection
-    info = RunInfo(
+    return RunInfo(
         model=spec.label,
         method=spec.method,
         n_experts=model.n_experts,
@@ -160,10 +172,7 @@ def _trace(spec: RunSpec, model: Identity, trainer: LabTrainer, seconds: float) 
         config=spec.settings.to_dict(),
         versions=_versions(),
         checkpoint_fingerprint=model.fingerprint,
-        wall_seconds=round(seconds, 2),
-        peak_memory_bytes=_peak_memory(),
     )
-    return Trace(steps, trajectories, info)
 
 
 def _peak_memory() -> int:

@@ -10,9 +10,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from moeproxy.lab.jobs import Job, failure_path
 from moeproxy.lab.settings import RunSpec
 
-Report = Callable[[int, int, dict[str, float]], None]
+Report = Callable[[int, dict[str, float]], None]
 
 
 def set_environment(threads: int) -> None:
@@ -26,12 +27,24 @@ def set_environment(threads: int) -> None:
     )
 
 
-def train(spec: RunSpec, path: Path, report: Report | None = None) -> None:
-    """Run one spec in this process and write its trace."""
+def train(stored: Mapping[str, Any], path: Path, report: Report | None = None) -> None:
+    """Make one run in this process and write its trace; until then its steps lie in the growing trace.
+
+    Args:
+        stored: `RunSpec.to_dict()`.
+        path: where the trace goes.
+        report: called with (step, signals), step 0 before the first.
+    """
+    spec = RunSpec.from_dict(stored)
     set_environment(spec.settings.threads)
     from moeproxy.lab.run import run  # here: torch reads the environment when it is imported
 
-    run(spec, progress=report).save(path)
+    job = Job(spec, path)
+    said = report or (lambda *_: None)
+    said(0, {})
+    run(spec, progress=lambda step, _steps, signals: said(step, signals), partial=job.partial).save(path)
+    for left in (job.partial, failure_path(path)):
+        left.unlink(missing_ok=True)
 
 
 def child(
@@ -44,13 +57,13 @@ def child(
         path: where the trace goes.
         log: file that takes all this process writes to its standard streams.
         environment: of the parent; a fork server still has the one it was started with.
-        connection: takes (step, steps, signals) after every step; its other end closes when the parent ends.
+        connection: takes (step, signals) after every step; its other end closes when the parent ends.
     """
     _write_to(log)
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
-    train(RunSpec.from_dict(stored), path, lambda *step: connection.send(step))
+    train(stored, path, lambda *step: connection.send(step))
 
 
 def _write_to(log: Path) -> None:

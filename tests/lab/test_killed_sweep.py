@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from moeproxy.traces.trace import Trace
+from moeproxy.traces import Trace, load_partial
 
 pytestmark = pytest.mark.slow
 
 # As a reader writes it: no `if __name__ == "__main__"`.
 SCRIPT = """
-import sys
+import signal, sys
 from pathlib import Path
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.lab.sweep import sweep
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 model, out, *steps = sys.argv[1:]
 settings = [GRPOSettings(steps=int(n), prompts=4, samples=4, tasks=64) for n in steps]
 specs = [RunSpec(Path(model), seed=seed, settings=item) for seed, item in enumerate(settings)]
@@ -90,3 +91,7 @@ def test_a_killed_sweep_loses_only_the_runs_in_flight(qwen3: Path, tmp_path: Pat
         _wait_until_gone(process.pid)
     (file,) = (tmp_path / "out").glob("*.parquet")
     assert Trace.load(file).provenance.seed == 0
+    # Of the runs in flight the finished steps are kept.
+    kept = [load_partial(file) for file in (tmp_path / "out").glob("*.partial")]
+    assert sorted(trace.provenance.seed for trace in kept) == [1, 2]
+    assert all(len(trace.steps) >= 1 for trace in kept)

@@ -13,6 +13,7 @@ from moeproxy.errors import CheckpointError, FaultError, LabError
 from moeproxy.lab.run import _quiet, _trainer, run
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.traces.partial import load_partial
 from moeproxy.traces.trace import Trace
 
 ONSET = 4
@@ -71,6 +72,22 @@ def test_two_faults_act_each_as_alone_and_are_recorded(shipped: Path, short: GRP
     worse = both.values("logprob_diff_mean") / frozen.values("logprob_diff_mean")
     assert worse[ONSET - 1 :].min() > 5
     assert both.provenance.faults == (("rollout_logp_precision", 1.0, ONSET), ("update_freeze", 1.0, 2))
+
+
+def test_a_growing_trace_changes_nothing_and_ends_as_the_trace(
+    healthy: Trace, shipped: Path, short: GRPOSettings, tmp_path: Path
+) -> None:
+    partial, grown = tmp_path / "a.partial", []
+    trace = run(
+        RunSpec(shipped, seed=5, settings=short),
+        partial=partial,
+        progress=lambda step, _steps, _row: grown.append(len(load_partial(partial).steps) - step),
+    )
+    assert trace.equals(healthy)
+    assert grown == [0] * short.steps
+    last = load_partial(partial)
+    assert last.equals(trace, ignore=())
+    assert replace(trace.provenance, wall_seconds=0.0, peak_memory_bytes=0) == last.provenance
 
 
 def test_loss_parts_add_up(healthy: Trace, short: GRPOSettings) -> None:
