@@ -20,7 +20,7 @@ from moeproxy.files import atomic_file
 from moeproxy.lab.bench import Model, grid, models_of
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.settings import RunSpec
-from moeproxy.lab.sweep import StepProgress, sweep
+from moeproxy.lab.sweep import SweepProgress, try_sweep
 from moeproxy.traces.pack import REGISTRY, save_pack
 from moeproxy.traces.trace import Trace
 
@@ -95,13 +95,6 @@ def _row(trace: Trace, key: str, name: str) -> dict[str, object]:
     }
 
 
-def record(
-    specs: Sequence[RunSpec], runs: Path, *, workers: int | None = None, progress: StepProgress | None = None
-) -> None:
-    """Record every run of `specs` that is missing in `runs`."""
-    sweep(specs, runs, workers=workers, progress=progress)
-
-
 def chosen(models: Sequence[Model], only: Sequence[str]) -> list[RunSpec]:
     """Return the runs of the grid, or of the models named in `only`.
 
@@ -132,12 +125,16 @@ def main() -> None:
         tqdm.write(f"{len(pack(options.runs, options.out, progress=tqdm.write))} runs")
         return
     specs = chosen(models_of(options.models, options.proxies), options.only)
-    with tqdm(total=sum(spec.settings.steps for spec in specs), desc="recording", unit="step") as bar:
+    with tqdm(desc="recording", unit="step") as bar:
 
-        def show(_spec: RunSpec, _step: int, _steps: int) -> None:
-            bar.update()
+        def show(now: SweepProgress) -> None:
+            bar.total = now.steps
+            bar.update(now.steps_done - bar.n)
+            bar.set_postfix_str(str(now), refresh=False)
 
-        record(specs, options.runs, workers=options.workers, progress=show)
+        ended = try_sweep(specs, options.runs, workers=options.workers, watch=show)
+    for failure in ended.failures:
+        tqdm.write(f"failed: {failure.spec.label} {failure.spec.fault_name} seed {failure.spec.seed}: {failure}")
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progres
 
 def _trl_config(spec: RunSpec, model: Identity, scratch: str) -> GRPOConfig:
     settings = spec.settings
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
+    vllm: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_importance_sampling_correction": False}
     return GRPOConfig(
         output_dir=scratch,
         per_device_train_batch_size=_samples_here(settings),
