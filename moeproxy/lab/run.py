@@ -100,7 +100,8 @@ def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progres
     rollout_model = None
     if settings.engine == "lab":
         options = _model_options(model, settings.rollout_dtype)
-        rollout_model = AutoModelForCausalLM.from_pretrained(spec.model, **options).to(settings.device)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(spec.model, **options)
+        rollout_model = loaded.to(settings.device)
     return LabTrainer(
         rollout_model=rollout_model,
         seams=seams,

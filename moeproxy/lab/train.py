@@ -59,7 +59,11 @@ def main() -> None:
     if first and options.out.exists():
         raise LabError("exists already", where=options.out, remedy="remove it or choose another --out")
     with tqdm(total=spec.settings.steps, disable=not first, unit="step") as bar:
-        trace = run(spec, progress=lambda *_: bar.update())
+
+        def show(_step: int, _steps: int, _row: dict[str, float]) -> None:
+            bar.update()
+
+        trace = run(spec, progress=show)
     if first:
         trace.save(options.out)
 
