@@ -22,6 +22,7 @@ from moeproxy.lab.episode import Rollouts
 from moeproxy.lab.prompts import scorer
 from moeproxy.lab.seams import Batch, Coefficients, Seams, Update
 from moeproxy.lab.settings import GRPOSettings
+from moeproxy.lab.shares import gathered
 
 Row = dict[str, float]
 Progress = Callable[[int, int, Row], None]
@@ -40,12 +41,13 @@ class Record:
         """Add signals to the step under way."""
         self._row.update(values)
 
-    def close_step(self, step: int) -> Row:
-        """End the step under way and return its signals."""
+    def close_step(self, step: int, n_processes: int = 1) -> Row:
+        """End the step under way and return its signals, those of all processes together."""
+        row, self.trajectories[-1] = gathered(self._row, self.trajectories[-1], n_processes)
         self.steps.append(step)
-        self.rows.append(self._row)
+        self.rows.append(row)
         self._row = {}
-        return self.rows[-1]
+        return row
 
 
 class LabTrainer(GRPOTrainer):
@@ -238,6 +240,6 @@ class _Clock(TrainerCallback):
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         trainer = self._trainer
         trainer.record.add(seconds_per_step=time.perf_counter() - self._started)
-        row = trainer.record.close_step(state.global_step)
+        row = trainer.record.close_step(state.global_step, trainer.accelerator.num_processes)
         if trainer._progress:
             trainer._progress(state.global_step, trainer._settings.steps, row)
