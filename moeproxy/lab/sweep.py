@@ -18,12 +18,11 @@ from moeproxy.files import sha256_file
 from moeproxy.lab.executors import chosen
 from moeproxy.lab.faults import check_injection
 from moeproxy.lab.jobs import Executor, Failure, Job, failure_path
-from moeproxy.lab.processes import usable_cores
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep_progress import SweepProgress, Tally, Watch
 from moeproxy.traces.trace import Trace
 
-__all__ = ["SweepProgress", "SweepResult", "model_hash", "result_path", "sweep", "try_sweep", "usable_cores"]
+__all__ = ["SweepProgress", "SweepResult", "model_hash", "result_path", "sweep", "try_sweep"]
 
 StepProgress = Callable[[RunSpec, int, int], None]
 
