@@ -7,6 +7,7 @@ no finished step (`moeproxy.traces.load_partial`).
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -72,8 +73,8 @@ def sweep(
         specs: the runs.
         out: directory of the result files; a cluster must see it and the models under the same paths.
         workers: runs at a time; by default one a usable core, for a cluster what the executor says.
-        progress: called from worker threads with (spec, step, steps) after every step of every run. An exception in
-            it ends the sweep and the runs in flight.
+        progress: called from worker threads, one call at a time, with (spec, step, steps) after every step of every
+            run. An exception in it ends the sweep and the runs in flight.
         watch: called likewise with a `SweepProgress`, when a run begins or ends too.
         executor: "local", "ray", "slurm", or an object that follows `moeproxy.lab.jobs.Executor`.
 
@@ -150,13 +151,15 @@ def _run(
     if not jobs:
         return {}
     tally = Tally(jobs, executor.workers)
+    one_at_a_time = threading.Lock()  # a caller's bar need not be made for threads, and never runs backwards
 
     def report(job: Job, step: int, signals: Mapping[str, float]) -> None:
-        now = tally.report(job, step, signals)
-        if progress and step:
-            progress(job.spec, step, job.spec.settings.steps)
-        if watch:
-            watch(now)
+        with one_at_a_time:
+            now = tally.report(job, step, signals)
+            if progress and step:
+                progress(job.spec, step, job.spec.settings.steps)
+            if watch:
+                watch(now)
 
     failures = {}
     with closing(executor.run(jobs, report)) as ends:
@@ -167,7 +170,8 @@ def _run(
                 failures[job] = failure
                 if record:
                     failure.save(failure_path(job.path))
-            now = tally.ended(job, failed=failure is not None)
-            if watch:
-                watch(now)
+            with one_at_a_time:
+                now = tally.ended(job, failed=failure is not None)
+                if watch:
+                    watch(now)
     return failures
