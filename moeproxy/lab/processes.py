@@ -1,7 +1,9 @@
 """Run specs on this machine, each in a fresh process forked from one that has imported torch already.
 
 Imports cost more than a short run. Python's fork server pays for them once a program; where there is none (Windows) or
-where forking after an import is not safe (macOS), every run is spawned and imports for itself.
+where forking after an import is not safe (macOS), every run is spawned and imports for itself. The server stays until
+the program ends and shares its half gigabyte with the runs. A program that had a fork server before keeps that one, and
+its runs import for themselves too.
 """
 
 from __future__ import annotations

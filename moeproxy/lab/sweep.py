@@ -6,6 +6,7 @@ no finished step (`moeproxy.traces.load_partial`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,12 +17,11 @@ from moeproxy.lab.executors import chosen
 from moeproxy.lab.faults import check_injection
 from moeproxy.lab.identity import identify, model_hash
 from moeproxy.lab.jobs import Executor, Failure, Job, failure_path
-from moeproxy.lab.processes import usable_cores
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep_progress import SweepProgress, Tally, Watch
 from moeproxy.traces.trace import Trace
 
-__all__ = ["SweepProgress", "SweepResult", "model_hash", "result_path", "sweep", "try_sweep", "usable_cores"]
+__all__ = ["SweepProgress", "SweepResult", "model_hash", "result_path", "sweep", "try_sweep"]
 
 StepProgress = Callable[[RunSpec, int, int], None]
 
@@ -65,8 +65,8 @@ def sweep(
         specs: the runs.
         out: directory of the result files; a cluster must see it and the models under the same paths.
         workers: runs at a time; by default one a usable core, for a cluster what the executor says.
-        progress: called from worker threads with (spec, step, steps) after every step of every run. An exception in
-            it ends the sweep and the runs in flight.
+        progress: called from worker threads, one call at a time, with (spec, step, steps) after every step of every
+            run. An exception in it ends the sweep and the runs in flight.
         watch: called likewise with a `SweepProgress`, when a run begins or ends too.
         executor: "local", "ray", "slurm", or an object that follows `moeproxy.lab.jobs.Executor`.
 
@@ -143,13 +143,15 @@ def _run(
     if not jobs:
         return {}
     tally = Tally(jobs, executor.workers)
+    one_at_a_time = threading.Lock()  # a caller's bar need not be made for threads, and never runs backwards
 
     def report(job: Job, step: int, signals: Mapping[str, float]) -> None:
-        now = tally.report(job, step, signals)
-        if progress and step:
-            progress(job.spec, step, job.spec.settings.steps)
-        if watch:
-            watch(now)
+        with one_at_a_time:
+            now = tally.report(job, step, signals)
+            if progress and step:
+                progress(job.spec, step, job.spec.settings.steps)
+            if watch:
+                watch(now)
 
     failures = {}
     with closing(executor.run(jobs, report)) as ends:
@@ -160,7 +162,8 @@ def _run(
                 failures[job] = failure
                 if record:
                     failure.save(failure_path(job.path))
-            now = tally.ended(job, failed=failure is not None)
-            if watch:
-                watch(now)
+            with one_at_a_time:
+                now = tally.ended(job, failed=failure is not None)
+                if watch:
+                    watch(now)
     return failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +52,7 @@ Watch = Callable[[SweepProgress], None]
 
 
 class Tally:
-    """Counts the steps of a sweep, whatever thread reports them.
+    """Counts the steps of a sweep. Calls must come one at a time.
 
     Args:
         jobs: runs to make.
@@ -63,38 +62,36 @@ class Tally:
 
     def __init__(self, jobs: Sequence[Job], workers: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._left = {job: job.spec.settings.steps for job in jobs}
-        self._seen: dict[Job, tuple[int, float]] = {}
+        self._seen: dict[Job, tuple[int, float]] = {}  # of the runs in flight: last step, and when
         self._workers, self._clock = max(1, workers), clock
         self._runs, self._done, self._failed = len(self._left), 0, 0
         self._steps_done, self._steps = 0, sum(self._left.values())
         self._timed_steps, self._timed_seconds = 0, 0.0
-        self._lock = threading.Lock()
 
     def report(self, job: Job, step: int, signals: Mapping[str, float]) -> SweepProgress:
         """Note that a run has finished a step, or begun (step 0), and return how far the sweep is."""
-        with self._lock:
-            now = self._clock()
-            before, since = self._seen.get(job, (0, now))
-            made = max(0, step - before)
-            if job in self._seen:
-                self._timed_steps += made
-                self._timed_seconds += now - since
-            self._seen[job] = (step, now)
-            self._steps_done += made
-            self._left[job] = job.spec.settings.steps - step
-            return self._progress(job, step, signals)
+        now = self._clock()
+        before, since = self._seen.get(job, (0, now))
+        made = max(0, step - before)
+        if job in self._seen:
+            self._timed_steps += made
+            self._timed_seconds += now - since
+        self._seen[job] = (step, now)
+        self._steps_done += made
+        self._left[job] = job.spec.settings.steps - step
+        return self._progress(job, step, signals)
 
     def ended(self, job: Job, failed: bool) -> SweepProgress:
         """Note that a run has ended."""
-        with self._lock:
-            rest = self._left.pop(job, 0)
-            if failed:
-                self._steps -= rest
-            else:
-                self._steps_done += rest
-            self._done += 1
-            self._failed += failed
-            return self._progress(job, self._seen.get(job, (0, 0.0))[0], {})
+        rest = self._left.pop(job, 0)
+        if failed:
+            self._steps -= rest
+        else:
+            self._steps_done += rest
+        self._done += 1
+        self._failed += failed
+        step, _ = self._seen.pop(job, (0, 0.0))
+        return self._progress(job, step, {})
 
     def _progress(self, job: Job, step: int, signals: Mapping[str, float]) -> SweepProgress:
         counts = (self._done, self._failed, self._runs, self._steps_done, self._steps)
@@ -106,8 +103,8 @@ class Tally:
         if not self._timed_steps:
             return None
         pace = self._timed_seconds / self._timed_steps
-        in_flight = sum(job in self._seen for job in self._left)  # a cluster may carry more than it was thought to
-        at_a_time = min(max(self._workers, in_flight), len(self._left))
+        # A cluster may carry more runs than it was thought to.
+        at_a_time = min(max(self._workers, len(self._seen)), len(self._left))
         # The longest run ends no sooner for the others' being spread.
         return pace * max(sum(self._left.values()) / at_a_time, *self._left.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -60,6 +61,8 @@ def child(
         connection: takes (step, signals) after every step; its other end closes when the parent ends.
     """
     _write_to(log)
+    # Terminals and notebooks interrupt the whole process group; whether a run ends is the sweep's to say.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()

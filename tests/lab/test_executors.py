@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +91,85 @@ def test_ray(qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch: pyte
     assert "worker" in killed.lower()
     assert "tokenizer lacks the characters" in raised
     assert not ray.is_initialized()
+
+
+class FakeRay(types.ModuleType):
+    """What RayExecutor asks of Ray, noting it; a task is made when it is waited for."""
+
+    def __init__(self, running: bool) -> None:
+        super().__init__("ray")
+        self.running, self.asked, self.cancelled = running, {}, []
+
+    def is_initialized(self) -> bool:
+        return self.running
+
+    def init(self, **options: object) -> None:
+        self.asked["init"] = options
+
+    def shutdown(self) -> None:
+        self.asked["shutdown"] = True
+
+    def remote(self, **options: object) -> Any:
+        self.asked["remote"] = options
+        return lambda function: types.SimpleNamespace(remote=lambda *arguments: (function, Path(arguments[1])))
+
+    def wait(self, pending: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        pending[0][1].write_text("a trace")
+        return pending[:1], pending[1:]
+
+    def get(self, _reference: Any) -> None:
+        return None
+
+    def cancel(self, reference: Any, force: bool) -> None:
+        assert force
+        self.cancelled.append(reference[1].stem)
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_ray_that_runs_is_used_and_left_as_it_is(
+    running: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = FakeRay(running)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(executor_ray, "require", lambda _: None)
+    monkeypatch.setattr(executor_ray.Followed, "ended", lambda *_: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    jobs = [Job(RunSpec(tmp_path, seed=seed), tmp_path / f"{seed}.parquet") for seed in range(3)]
+    ends = executor_ray.RayExecutor(5).run(jobs, lambda *_: None)
+    assert next(ends) == (jobs[0], None)
+    ends.close()  # as an interrupted sweep does
+    assert ray.cancelled == ["1", "2"]
+    assert ray.asked.pop("remote") == {"num_cpus": 1, "max_retries": 0, "max_calls": 1}
+    if running:
+        assert ray.asked == {}
+    else:
+        assert ray.asked["shutdown"]
+        assert ray.asked["init"]["num_cpus"] == 5
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert "num_cpus" not in executor_ray.RayExecutor(5)._options()
+
+
+def test_an_interrupted_sweep_leaves_no_job_in_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[int] = []
+
+    class Task(types.SimpleNamespace):
+        def done(self) -> bool:
+            return self.seed == 0
+
+        def exception(self) -> None:
+            return None
+
+        def cancel(self, check: bool) -> None:
+            cancelled.append(self.seed)
+
+    monkeypatch.setattr(executor_slurm, "require", lambda _: None)
+    executor = executor_slurm.SlurmExecutor(folder=tmp_path)
+    jobs = [Job(RunSpec(tmp_path, seed=seed), tmp_path / f"{seed}.parquet") for seed in range(3)]
+    monkeypatch.setattr(type(executor), "_submit", lambda *_: {job: Task(seed=job.spec.seed) for job in jobs})
+    ends = executor.run(jobs, lambda *_: None)
+    assert next(ends) == (jobs[0], None)
+    ends.close()
+    assert cancelled == [1, 2]
 
 
 @needs_submitit

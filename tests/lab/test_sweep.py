@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,21 @@ def test_an_interrupted_sweep_ends_its_runs_and_starts_no_other(
     with pytest.raises(ProcessLookupError):
         os.kill(started[0], 0)
     assert list(tmp_path.glob("*.parquet")) == []
+
+
+def test_a_run_outlives_an_interrupt_that_was_meant_for_the_notebook(
+    qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = Children.start, []
+
+    def remember(self: Children, *args: Any) -> Any:
+        started.append(start(self, *args))
+        return started[-1]
+
+    monkeypatch.setattr(Children, "start", remember)
+    spec = RunSpec(qwen3, settings=replace(short, steps=3))
+    (trace,) = sweep([spec], tmp_path, progress=lambda *_: os.kill(started[0][0].pid, signal.SIGINT))
+    assert len(trace.steps) == 3
 
 
 def test_where_there_is_no_fork_server_runs_are_spawned(

@@ -47,6 +47,16 @@ def test_the_longest_run_bounds_the_time_left() -> None:
     assert tally.ended(jobs[1], failed=False).seconds_left == pytest.approx(20 * 2)
 
 
+def test_a_cluster_that_carries_more_than_thought_is_faster() -> None:
+    clock, jobs = Clock(), _jobs(*[10] * 8)
+    tally = Tally(jobs, 1, clock)
+    for job in jobs[:4]:
+        tally.report(job, 0, {})
+    clock.now = 2.0
+    assert tally.report(jobs[0], 1, {}).seconds_left == pytest.approx(79 * 2 / 4)
+    assert tally.ended(jobs[0], failed=True).seconds_left == pytest.approx(70 * 2 / 3)
+
+
 def test_failed_runs_take_their_steps_away() -> None:
     jobs = _jobs(10, 5)
     tally = Tally(jobs, 1, Clock())
