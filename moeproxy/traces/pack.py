@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -38,7 +38,7 @@ def save_pack(traces: Sequence[Trace], path: str | Path) -> Path:
         raise TraceError("a pack of no traces", where=target, expected="at least one")
     tables = [parquet.to_table(trace.steps, trace.trajectories) for trace in traces]
     runs = [
-        {"info": asdict(trace.provenance), "columns": table.column_names}
+        {"info": trace.provenance.to_dict(), "columns": table.column_names}
         for trace, table in zip(traces, tables, strict=True)
     ]
     numbered = [
@@ -65,12 +65,10 @@ def load_pack(path: str | Path) -> tuple[Trace, ...]:
     # Rows of a run lie together, so a run is a slice.
     starts = [int(start) for start in pd.Series(numbers).drop_duplicates().index]
     stops = [*starts[1:], table.num_rows]
-    known = {item.name for item in fields(RunInfo)}
     traces = []
     for run, start, stop in zip(runs, starts, stops, strict=True):
         steps, trajectories = parquet.from_table(table.slice(start, stop - start).select(run["columns"]))
-        info = {name: value for name, value in run["info"].items() if name in known}
-        traces.append(Trace(steps, trajectories, RunInfo(**info)))
+        traces.append(Trace(steps, trajectories, RunInfo.from_dict(run["info"])))
     return tuple(traces)
 
 
@@ -119,8 +117,7 @@ def load_bench(
 
 
 def _recorded(trace: Trace) -> Trace:
-    info = {**asdict(trace.provenance), "source": "recorded"}
-    return Trace(trace.steps, trace.trajectories, RunInfo(**info))
+    return replace(trace, provenance=replace(trace.provenance, source="recorded"))
 
 
 def _rows(table: pd.DataFrame, column: str, wanted: list[str], folder: str | Path) -> pd.DataFrame:

@@ -19,8 +19,10 @@ import pandas as pd
 
 from moeproxy.errors import ComparisonError, MoeproxyError
 from moeproxy.files import atomic_file, provenance, sha256_file
+from moeproxy.traces.pack import REGISTRY, load_bench, load_registry
 from moeproxy.traces.trace import Trace, load_dir
 from moeproxy.triage.study_false import false_table
+from moeproxy.triage.study_frames import rows
 from moeproxy.triage.study_measures import measure
 from moeproxy.triage.study_page import page
 from moeproxy.triage.study_protocol import FAMILIES, Protocol
@@ -104,15 +106,15 @@ def _cells(scores: Mapping[str, ModelScores], grid: Grid, families: Mapping[str,
     """Return one row for each case of the original and each model that was run at its level."""
     ours = scores[grid.protocol.original]
     levels = sorted({case[1] for case in ours.runs.twins}, key=_level_order(grid.protocol))
-    rows = []
+    table = []
     for label, theirs in scores.items():
         for level in levels:
             if not any(case[1] == level for case in theirs.status):
                 continue  # controls were run at one level only; that is no missing run
             known = faults_of({grid.protocol.original: ours.runs}, level, grid.protocol.original)
             cases = sorted(case for case in {*ours.runs.twins, *theirs.status} if case[1] == level and case[0] in known)
-            rows += [_cell_row(ours, theirs, case, known, grid, families) | {"model": label} for case in cases]
-    frame: Any = pd.DataFrame(rows)
+            table += [_cell_row(ours, theirs, case, known, grid, families) | {"model": label} for case in cases]
+    frame: Any = pd.DataFrame(table)
     first = ["model", "method", "n_experts", "level", "family", "fault", "seed", "onset"]
     return frame[[*first, *(name for name in frame if name not in first)]]
 
@@ -154,8 +156,8 @@ def _responses(scores: Mapping[str, ModelScores], grid: Grid) -> pd.DataFrame:
     windows = [f"{start}–{stop - 1}" if stop - start > 1 else f"{start}" for start, stop in grid.protocol.windows]
     for label, model in scores.items():
         for fault, level in dict.fromkeys((case[0], case[1]) for case in sorted(model.scores)):
-            rows = np.stack([score for case, score in model.scores.items() if case[:2] == (fault, level)])
-            seen = np.isfinite(rows)
+            found = np.stack([score for case, score in model.scores.items() if case[:2] == (fault, level)])
+            seen = np.isfinite(found)
             count = seen.sum(0)
             frame = pd.DataFrame(
                 {
@@ -164,9 +166,9 @@ def _responses(scores: Mapping[str, ModelScores], grid: Grid) -> pd.DataFrame:
                     "level": level,
                     "signal": np.repeat(grid.names, len(windows)),
                     "window": np.tile(windows, len(grid.names)),
-                    "mean": np.where(count > 0, np.where(seen, rows, 0).sum(0) / np.maximum(count, 1), np.nan).ravel(),
-                    "low": np.where(count > 0, np.where(seen, rows, np.inf).min(0), np.nan).ravel(),
-                    "high": np.where(count > 0, np.where(seen, rows, -np.inf).max(0), np.nan).ravel(),
+                    "mean": np.where(count > 0, np.where(seen, found, 0).sum(0) / np.maximum(count, 1), np.nan).ravel(),
+                    "low": np.where(count > 0, np.where(seen, found, np.inf).min(0), np.nan).ravel(),
+                    "high": np.where(count > 0, np.where(seen, found, -np.inf).max(0), np.nan).ravel(),
                 }
             )
             parts.append(frame.astype(dict.fromkeys(("mean", "low", "high"), np.float32)))
@@ -207,22 +209,21 @@ def study_folder(folder: str | Path, protocol: Protocol | None = None) -> Study:
         TraceError, ComparisonError: the folder or its runs are unusable.
     """
     root = Path(folder)
-    registry = root / "registry.csv"
-    if not registry.is_file():
+    if not (root / REGISTRY).is_file():
         return study(load_dir(root), protocol)
-    from moeproxy.traces.pack import load_bench
-
-    table: Any = pd.read_csv(registry)
-    broken = table[table["fault"].notna()]
-    levels = {(row.fault, float(row.strength)): row.level for row in broken.itertuples()}
-    lost = broken[broken["pack"].isna()]
+    runs = rows(load_registry(root))
+    broken = [run for run in runs if run["fault"]]
     return study(
         load_bench(root),
         protocol,
-        levels=levels,
-        crashed={(row.model, row.fault, row.level, int(row.seed)): "no result" for row in lost.itertuples()},
-        families={row.fault: row.family for row in broken.itertuples()},
-        registry_hash=sha256_file(registry),
+        levels={(run["fault"], float(run["strength"])): run["level"] for run in broken},
+        crashed={
+            (run["model"], run["fault"], run["level"], int(run["seed"])): "no result"
+            for run in broken
+            if not run["pack"]
+        },
+        families={run["fault"]: run["family"] for run in broken},
+        registry_hash=sha256_file(root / REGISTRY),
     )
 
 

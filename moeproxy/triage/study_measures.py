@@ -13,7 +13,7 @@ import numpy as np
 
 from moeproxy.triage.agreement import Marks, cosine, direction, found, rank_correlation, significant
 from moeproxy.triage.response import persistent
-from moeproxy.triage.study_runs import ABSENT, CRASHED, Case
+from moeproxy.triage.study_runs import ABSENT, Case
 from moeproxy.triage.study_scores import Grid, ModelScores, library, other_seeds, squash
 
 NONE = "none"
@@ -24,6 +24,7 @@ MEASURES: dict[str, str] = {
     "top3": "share of runs with the right fault among the three nearest",
     "reciprocal_rank": "mean of 1 / place of the right fault; 0 where the answer is none",
     "detected": "share of runs that differ from healthy as a whole",
+    "top1_forced": "top1 where the answer none is not allowed: independent of the number of calibration runs",
     "top1_consequences": "top1 without every signal that some fault changes by its definition",
     "direction": "share of the original's significant signals that move the same way",
     "found": "share of them that move the same way significantly",
@@ -59,6 +60,7 @@ class Cell:
     top3: float = np.nan
     reciprocal_rank: float = np.nan
     detected: float = np.nan
+    top1_forced: float = np.nan
     top1_consequences: float = np.nan
     direction: float = np.nan
     found: float = np.nan
@@ -72,7 +74,9 @@ class Cell:
         return asdict(self)
 
 
-_LOST: dict[str, Any] = {"top1": 0.0, "top3": 0.0, "reciprocal_rank": 0.0, "detected": 0.0, "top1_consequences": 0.0}
+_LOST: dict[str, Any] = dict.fromkeys(
+    ("top1", "top3", "reciprocal_rank", "detected", "top1_forced", "top1_consequences"), 0.0
+)
 
 
 def measure(ours: ModelScores, theirs: ModelScores, case: Case, known: tuple[str, ...], grid: Grid) -> Cell:
@@ -85,10 +89,10 @@ def measure(ours: ModelScores, theirs: ModelScores, case: Case, known: tuple[str
         known: faults of the library.
         grid: signals, steps and protocol.
     """
-    status = theirs.status.get(case, ABSENT)
+    status = theirs.status.get(case) or theirs.runs.status(case)
     if status == ABSENT:
         return Cell(status)
-    if status == CRASHED:
+    if case not in theirs.scores:  # it crashed, or the model has no part that the fault could break
         return Cell(status, **_LOST)
     entries = library(ours, case[1], case[2], known)
     scores_XW = theirs.scores[case]
@@ -128,6 +132,7 @@ def _retrieval(
         "top3": float(detected and place <= 3),
         "reciprocal_rank": detected / place,
         "detected": float(detected),
+        "top1_forced": float(place == 1),
         "top1_consequences": float(detected and consequences == fault),
     }
 

@@ -66,6 +66,19 @@ BY_DEFINITION: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Signals that a fault writes into rather than causes: any model shows them, so a proxy proves little by them."""
 
+NEED_EXPERTS = (
+    "router_precision",
+    "weight_conversion_wrong",
+    "grad_scale_constant",
+    "topk_norm_missing",
+    "expert_offset",
+    "routing_mismatch",
+    "aux_loss_interference",
+    "expert_collapse",
+    "router_frozen",
+)
+"""Faults that can change nothing on a model without experts."""
+
 _BY_FAMILY = {
     "NP": "rollout_logp_precision gradient_overflow nan_poison lm_head_precision router_precision",
     "FA": "stale_rollout weight_conversion_wrong position_shift loss_mask_wrong grad_scale_constant sampling_semantics "
@@ -100,6 +113,7 @@ class Protocol:
         levels: names of the strengths of a fault, largest strength first, where no registry says them.
         by_definition: (fault, signals) that are left out of direction and rank correlation of that fault; retrieval
             is reported with all signals and without every signal named here.
+        need_experts: faults that a model without experts cannot show: they count as not found there.
         original: label of the original.
         method: the way of choosing experts under test; models chosen otherwise are controls.
         resamples: bootstrap resamples, over faults and seeds.
@@ -118,6 +132,7 @@ class Protocol:
     folds: int = 5
     levels: tuple[str, ...] = ("clear", "subtle")
     by_definition: tuple[tuple[str, tuple[str, ...]], ...] = BY_DEFINITION
+    need_experts: tuple[str, ...] = NEED_EXPERTS
     original: str = "original"
     method: str = "cluster"
     resamples: int = 2000

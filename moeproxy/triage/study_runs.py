@@ -63,6 +63,7 @@ class ModelRuns:
         twins: broken runs with their healthy twins.
         without_twin: broken runs whose healthy twin is missing.
         crashed: broken runs that ended without a result, with the reason.
+        powerless: faults that can change nothing on this model, since it has no experts.
     """
 
     label: str
@@ -74,12 +75,15 @@ class ModelRuns:
     twins: Mapping[Case, Twins]
     without_twin: tuple[Case, ...] = ()
     crashed: Mapping[Case, str] = field(default_factory=dict)
+    powerless: frozenset[str] = frozenset()
 
     def status(self, case: Case) -> str:
         """Return what became of one broken run."""
         if case in self.twins:
             return NO_EFFECT if self.twins[case].equal else SCORED
-        return CRASHED if case in self.crashed else ABSENT
+        if case in self.crashed:
+            return CRASHED
+        return NO_EFFECT if case[0] in self.powerless else ABSENT
 
 
 def sort_runs(
@@ -140,6 +144,7 @@ def _model(
         twins=twins,
         without_twin=alone,
         crashed={key[1:]: reason for key, reason in crashed.items() if key[0] == label},
+        powerless=frozenset() if info.n_experts else frozenset(protocol.need_experts),
     )
 
 

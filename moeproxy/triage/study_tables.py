@@ -17,7 +17,7 @@ from moeproxy.triage.study_measures import MEASURES
 from moeproxy.triage.study_protocol import Protocol
 from moeproxy.triage.study_runs import ABSENT, CRASHED, NO_EFFECT
 
-RETRIEVAL = ("top1", "top3", "reciprocal_rank", "top1_consequences", "direction", "rank")
+RETRIEVAL = ("top1", "top1_forced", "top3", "reciprocal_rank", "top1_consequences", "direction", "rank")
 """Measures of which proxies and controls are subtracted."""
 
 

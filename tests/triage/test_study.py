@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 from moeproxy.errors import ComparisonError
+from moeproxy.files import sha256_file
 from moeproxy.traces import Trace, load_dir
-from moeproxy.triage.study import PAGE, RESULT, Study, main, study
+from moeproxy.traces.pack import save_pack
+from moeproxy.triage.study import PAGE, RESULT, Study, main, study, study_folder
 from moeproxy.triage.study_page import page, unfound
 from moeproxy.triage.study_protocol import FAMILIES, Protocol
 from tests.triage import study_synthetic as made
@@ -150,6 +152,30 @@ def test_crashes_and_faults_without_effect_count_and_are_named(original: list[Tr
     assert "3 runs without any effect, 1 crashed" in page(told)
 
 
+def test_a_model_without_experts_cannot_show_faults_of_experts(original: list[Trace]) -> None:
+    shown = {fault: effect for fault, effect in made.FAULTS.items() if fault != "router_frozen"}
+    dense = [_without_experts(trace) for trace in made.runs("dense", shown)]
+    cells = study([*original, *dense], made.PROTOCOL).cells
+    lost = cells[(cells["model"] == "dense") & (cells["fault"] == "router_frozen")]
+    assert set(lost["status"]) == {"no effect"}
+    assert (lost["top1_forced"] == 0).all()
+
+
+def test_a_folder_with_a_registry_is_read_by_it(original: list[Trace], tmp_path: Path) -> None:
+    save_pack(original, tmp_path / "original" / "all.parquet")
+    broken = [trace.provenance for trace in original if trace.provenance.fault]
+    runs = [
+        {"model": r.model, "fault": r.fault, "family": "XX", "level": "faint", "strength": r.strength} for r in broken
+    ]
+    table = pd.DataFrame(runs).assign(seed=[run.seed for run in broken], pack="original/all.parquet", key="k")
+    table.to_csv(tmp_path / "registry.csv", index=False)
+    told = study_folder(tmp_path, made.PROTOCOL)
+    assert told.levels == ("faint",)
+    assert set(told.cells["family"]) == {"XX"}
+    assert told.provenance["registry_hash"] == sha256_file(tmp_path / "registry.csv")
+    assert told.value("original", "faint", "top1")[0] == 1
+
+
 def test_levels_are_judged_apart(original: list[Trace]) -> None:
     both = made.runs("original", made.FAULTS, method="original", strengths=(1.0, 0.25))
     told = study([*both, *made.runs("cluster-16", made.FAULTS)], made.PROTOCOL)
@@ -220,8 +246,9 @@ def test_the_protocol_knows_the_catalogue() -> None:
     from moeproxy.lab.faults import FAULTS
 
     known = {fault.id: fault.family for fault in FAULTS.values()}
-    assert {fault: FAMILIES.get(fault) for fault in known} == known
+    assert known == FAMILIES
     assert dict(Protocol().by_definition).keys() <= FAMILIES.keys()
+    assert set(Protocol().need_experts) == {fault.id for fault in FAULTS.values() if fault.needs_experts}
     names = {*Protocol().signals, *Protocol().derived}
     assert Protocol().all_defined <= names
 
@@ -276,6 +303,10 @@ def _harmless(trace: Trace) -> Trace:
         return trace
     healthy = made.run("dense", trace.provenance.seed)
     return replace(trace, steps=healthy.steps, trajectories=healthy.trajectories)
+
+
+def _without_experts(trace: Trace) -> Trace:
+    return replace(trace, provenance=replace(trace.provenance, n_experts=0))
 
 
 def _with_config(trace: Trace, config: dict[str, float]) -> Trace:
