@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ _SHOWN = (
     "rank_other",
     "onset_difference",
 )
-_HEADS = {
+HEADS = {
     "top1": "top-1",
     "top3": "top-3",
     "reciprocal_rank": "reciprocal rank",
@@ -33,6 +34,7 @@ _HEADS = {
     "rank_other": "with other faults",
     "onset_difference": "onset shift, steps",
 }
+"""What measures are called in tables, where their name does not do."""
 
 
 def page(study: Study) -> str:
@@ -112,7 +114,7 @@ def _level(study: Study, level: str) -> Iterable[str]:
 def _models(study: Study, level: str) -> pd.DataFrame:
     table = []
     for model in dict.fromkeys(where(study.models, level=level)["model"]):
-        told = {_HEADS.get(name, name): _interval(study.value(model, level, name)) for name in _SHOWN}
+        told = {HEADS.get(name, name): _interval(study.value(model, level, name)) for name in _SHOWN}
         table.append({"model": model, **told})
     return pd.DataFrame(table)
 
@@ -132,8 +134,8 @@ def _gaps(gaps: pd.DataFrame) -> pd.DataFrame:
         told: dict[str, object] = {"proxy": proxy, "control": control}
         for name in ("top1", "top1_forced", "rank"):
             one = by[proxy, control, name]
-            told[f"{_HEADS[name]} difference"] = _interval((one["mean"], one["low"], one["high"]))
-            told[f"{_HEADS[name]}: better, worse, p"] = f"{one['better']}, {one['worse']}, {one['p_sign']:.2g}"
+            told[f"{HEADS[name]} difference"] = _interval((one["mean"], one["low"], one["high"]))
+            told[f"{HEADS[name]}: better, worse, p"] = f"{one['better']}, {one['worse']}, {one['p_sign']:.2g}"
         table.append(told)
     return pd.DataFrame(table)
 
@@ -171,9 +173,21 @@ def _proxies(study: Study) -> Iterable[str]:
             continue
         yield f"## {model}, fault by fault, level “{level}”"
         yield _table(_by_fault(study, model, level))
+        yield _confused(study, model, level)
         missed = unfound(study, model, level)
         yield f"### Not found in every seed by {model}, level “{level}”, and why"
         yield _table(missed) if len(missed) else "Every fault is found in every seed."
+
+
+def _confused(study: Study, model: str, level: str, count: int = 8) -> str:
+    """Say which faults are most often taken for which others, by this model and by the original."""
+    told = []
+    for label in dict.fromkeys((model, study.protocol.original)):
+        wrong = [row for row in rows(where(study.cells, model=label, level=level)) if row["top1"] == 0]
+        pairs = Counter((row["fault"], row["nearest"]) for row in wrong).most_common(count)
+        named = ", ".join(f"{fault} for {taken} ({n})" for (fault, taken), n in pairs)
+        told.append(f"Taken for another by {label}, number of runs: {named or 'none'}.")
+    return "\n\n".join(told)
 
 
 def _by_name(study: Study, level: str) -> dict[str, dict[str, Any]]:

@@ -127,7 +127,7 @@ class Protocol:
     calibration_from: int = 100
     alpha: float = 0.01
     run_alpha: float = 0.01
-    run_entries: int = 5
+    run_entries: int = 3
     persist: int = 3
     folds: int = 5
     levels: tuple[str, ...] = ("clear", "subtle")

@@ -43,7 +43,7 @@ def retrieval(study: Study, level: str) -> go.Figure:
         title=f"Is the right fault found? Level “{level}”",
         alt=f"Share of runs whose nearest fault of the original is the right one: {told}; chance {chance:.2f}.",
         table=table.round(3),
-        height=130 + 34 * len(table),
+        height=150 + 34 * len(table),
     )
 
 
@@ -88,7 +88,7 @@ def confusion(study: Study, model: str, level: str) -> go.Figure:
         title=f"{model}: which fault is each taken for? Level “{level}”",
         alt=f"{right:.0%} of the runs of {model} lie on the diagonal. {_worst(share)}.",
         table=_long(share),
-        height=250 + size,
+        height=max(420, 250 + size),
         width=330 + size,
     )
 
@@ -156,8 +156,8 @@ def cost_fidelity(study: Study, level: str, *, costs: pd.DataFrame | None = None
         y=study.chance(level), line={"color": GREY, "dash": "dot", "width": 1.5}, annotation={"text": "chance"}
     )
     figure.update_xaxes(title_text=_AXES[measure], rangemode="tozero")
-    figure.update_yaxes(title_text="right fault found", range=[-0.02, 1.06])
-    figure.update_layout(showlegend=False)
+    figure.update_yaxes(title_text="right fault found", range=[-0.04, 1.06])
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top"})
     told = ", ".join(f"{row['model']} {row[measure]:.3g} and {row['top1']:.2f}" for row in rows(table))
     return finish(
         figure,
@@ -193,9 +193,7 @@ def _point(row: dict[str, Any], measure: str) -> go.Scatter:
         x=[row[measure]],
         y=[row["top1"]],
         name=row["model"],
-        mode="markers+text",
-        text=[row["model"]],
-        textposition="top center",
+        mode="markers",
         marker=_marker(row),
         error_y=_bars(row),
         hovertemplate=f"{row['model']}: {_AXES[measure]} %{{x:.3g}}, found %{{y:.2f}}<extra></extra>",

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from moeproxy.triage.study_frames import where
-from moeproxy.triage.study_page import main_proxy, unfound
+from moeproxy.triage.study_page import HEADS, main_proxy, unfound
 from moeproxy.triage.study_result import Study
 from moeproxy.view import figures_study as figures
 from moeproxy.view.document import Block, Figure, Heading, Points, Table, Text
@@ -48,7 +48,7 @@ def _level(study: Study, level: str) -> Iterable[Block]:
     yield Heading(f"Faults at the level “{level}”")
     yield Figure("How often the right fault is found, with controls.", figures.retrieval(study, level))
     caption = "Measures, mean and 95% interval over faults and seeds"
-    yield Table(caption, where(study.summary(), level=level).drop(columns="level"))
+    yield Table(caption, where(study.summary(), level=level).drop(columns="level").rename(columns=HEADS))
     gaps = study.differences
     if len(gaps) and level in set(gaps["level"]):
         yield Table("Proxy minus control", _gaps(where(gaps, level=level)), folded=True)
