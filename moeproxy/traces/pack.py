@@ -117,7 +117,7 @@ def load_bench(
 
 
 def _recorded(trace: Trace) -> Trace:
-    return Trace(trace.steps, trace.trajectories, replace(trace.provenance, source="recorded"))
+    return replace(trace, provenance=replace(trace.provenance, source="recorded"))
 
 
 def _rows(table: pd.DataFrame, column: str, wanted: list[str], folder: str | Path) -> pd.DataFrame:

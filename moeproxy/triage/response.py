@@ -209,10 +209,10 @@ def _step_noise(values_CXS: np.ndarray) -> np.ndarray:
 
 def _spread(values_CXW: np.ndarray, floor_X: np.ndarray) -> np.ndarray:
     variance_X = np.nanmean(np.nanvar(values_CXW, axis=0, ddof=1), axis=-1)
-    return np.maximum(np.sqrt(variance_X) / _c4(len(values_CXW) - 1), floor_X)
+    return np.maximum(np.sqrt(variance_X) / c4(len(values_CXW) - 1), floor_X)
 
 
-def _c4(freedom: int) -> float:
+def c4(freedom: int) -> float:
     """Return the mean of the sample standard deviation over the true one, for normal values."""
     return float(np.sqrt(2 / freedom) * np.exp(gammaln((freedom + 1) / 2) - gammaln(freedom / 2)))
 

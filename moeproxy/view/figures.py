@@ -8,12 +8,15 @@ from moeproxy.view.figures_fidelity import fidelity_figure as fidelity
 from moeproxy.view.figures_fidelity import stability_figure as stability
 from moeproxy.view.figures_models import cost_bars, method_comparison
 from moeproxy.view.figures_overlay import overlay
+from moeproxy.view.figures_study import confusion, cost_fidelity, retrieval, study_responses
 from moeproxy.view.figures_verdict import agreement, response_heatmap
 from moeproxy.view.style import data_table, describe
 
 __all__ = [
     "agreement",
+    "confusion",
     "cost_bars",
+    "cost_fidelity",
     "data_table",
     "describe",
     "expert_load",
@@ -22,6 +25,8 @@ __all__ = [
     "method_comparison",
     "overlay",
     "response_heatmap",
+    "retrieval",
     "similarity_heatmap",
     "stability",
+    "study_responses",
 ]

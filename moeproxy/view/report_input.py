@@ -10,6 +10,7 @@ import pandas as pd
 
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.result import Comparison
+from moeproxy.triage.study_result import Study
 
 if TYPE_CHECKING:  # these rooms import torch
     from moeproxy.experts.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ class ReportInput:
         overlay_models: models to overlay; by default the original and the first proxy.
         overlay_signals: signals to overlay.
         comparisons: one for each fault and strength.
+        study: the fidelity study over many faults.
         seconds: (stage, seconds) of this run.
         limits: what the numbers do not show, in sentences; general ones are added.
         provenance: versions, command, time and whatever else belongs to the run.
@@ -56,6 +58,7 @@ class ReportInput:
     overlay_models: tuple[str, ...] | None = None
     overlay_signals: tuple[str, ...] = ("policy_loss", "grad_norm")
     comparisons: tuple[Comparison, ...] = ()
+    study: Study | None = None
     seconds: tuple[tuple[str, float], ...] = ()
     limits: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)

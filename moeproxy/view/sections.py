@@ -11,6 +11,7 @@ from moeproxy.view import figures
 from moeproxy.view.document import Block, Document, Figure, Points, Section, Table, Text, records
 from moeproxy.view.figures_models import MEASURES
 from moeproxy.view.report_input import ReportInput
+from moeproxy.view.sections_study import study_blocks, study_lead
 from moeproxy.view.sections_verdict import verdict_blocks, verdict_lead
 
 _LIMITS = (
@@ -29,10 +30,12 @@ def compose(result: ReportInput) -> Document:
         Section("Accuracy by way of choosing", tuple(_accuracy(result))),
         Section("Runs: loss and gradient norm", tuple(_runs(result))),
         Section("Verdict and controls", tuple(verdict_blocks(result.comparisons))),
+        Section("Many faults: do the proxies respond alike?", tuple(study_blocks(result.study))),
         Section("Limits", (Points((*result.limits, *_LIMITS)),)),
         Section("Provenance", tuple(_provenance(result))),
     )
-    return Document(result.title, tuple(verdict_lead(result.comparisons)), sections, _data(result))
+    lead = (*verdict_lead(result.comparisons), *study_lead(result.study))
+    return Document(result.title, lead, sections, _data(result))
 
 
 def _done(result: ReportInput) -> Iterable[Block]:
@@ -164,6 +167,7 @@ def _data(result: ReportInput) -> dict[str, Any]:
     frames = [comparison.to_frame() for comparison in result.comparisons]
     return {
         "verdicts": [row for frame in frames for row in records(frame)],
+        "study": [] if result.study is None else records(result.study.models),
         "costs": [] if result.costs is None else records(result.costs),
         "accuracy": [] if result.accuracy is None else records(result.accuracy),
         "provenance": dict(result.provenance),

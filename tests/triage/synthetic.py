@@ -62,11 +62,11 @@ def run(
     data = {}
     for column in columns():
         healthy, name = noise(model, seed, column), column.partition("/")[0]
-        wobble = _wobble(healthy, n_steps, drift)
+        moves = wobble(healthy, n_steps, drift)
         if fault is not None:
-            other = _wobble(noise(model, seed, column, fault), n_steps, drift)
-            wobble = np.where(step < ONSET, wobble, other) + effect.get(name, 0.0) * ramp
-        data[column] = _level(name, wobble, scale)
+            other = wobble(noise(model, seed, column, fault), n_steps, drift)
+            moves = np.where(step < ONSET, moves, other) + effect.get(name, 0.0) * ramp
+        data[column] = level(name, moves, scale)
     info = RunInfo(
         model=model,
         method=method or model.partition("-")[0],
@@ -107,15 +107,17 @@ def scaled(effects: Mapping[str, Mapping[str, float]], factor: float) -> dict[st
     return {fault: {name: factor * value for name, value in effect.items()} for fault, effect in effects.items()}
 
 
-def _wobble(rng: np.random.Generator, n_steps: int, drift: float) -> np.ndarray:
+def wobble(rng: np.random.Generator, n_steps: int, drift: float) -> np.ndarray:
+    """Return step noise of size 1 on a slow drift (S,)."""
     walk = np.cumsum(rng.normal(size=n_steps)) / np.sqrt(n_steps)
     return rng.normal(size=n_steps) + drift * walk
 
 
-def _level(name: str, wobble: np.ndarray, scale: float) -> np.ndarray:
+def level(name: str, moves: np.ndarray, scale: float) -> np.ndarray:
+    """Return a signal of plausible size that moves by `moves` step noises on its scale."""
     signal = SIGNALS[name]
     if signal.scale == "log":
-        return scale * max(1.0, 1e4 * signal.resolution) * np.exp(0.1 * wobble)
+        return scale * max(1.0, 1e4 * signal.resolution) * np.exp(0.1 * moves)
     if signal.scale == "logit":
-        return 1 / (1 + np.exp(-(4 + 0.1 * wobble)))
-    return scale * (0.5 + 0.02 * wobble)
+        return 1 / (1 + np.exp(-(4 + 0.1 * moves)))
+    return scale * (0.5 + 0.02 * moves)
