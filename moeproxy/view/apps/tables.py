@@ -11,11 +11,12 @@ _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;font-variant-
 _HEAD = f"{_CELL};font-weight:600;border-bottom:1px solid currentColor;white-space:nowrap"
 
 
-def html_frame(frame: pd.DataFrame, caption: str) -> str:
+def html_frame(frame: pd.DataFrame, caption: str, *, wrap: bool = True) -> str:
     """Return a data frame as an HTML table with a caption and column headers; every cell is escaped."""
+    cell_style = _CELL if wrap else f"{_CELL};white-space:nowrap"
     head = "".join(f"<th scope='col' style='{_HEAD}'>{html.escape(str(name))}</th>" for name in frame)
     rows = "".join(
-        "<tr>" + "".join(f"<td style='{_CELL}'>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
+        "<tr>" + "".join(f"<td style='{cell_style}'>{html.escape(str(cell))}</td>" for cell in row) + "</tr>"
         for row in frame.itertuples(index=False, name=None)
     )
     title = f"<caption style='text-align:left;font-weight:600;padding:2px 0'>{html.escape(caption)}</caption>"
@@ -29,12 +30,13 @@ class LiveTable:
     Args:
         height_px: height beyond which it scrolls.
         folded: show only the caption until the reader opens it (by mouse, or by the enter key).
+        wrap: break long cells; otherwise a wide table scrolls sideways.
     """
 
-    def __init__(self, height_px: int = 260, *, folded: bool = False) -> None:
-        self.widget = widgets.HTML(layout=widgets.Layout(width="950px"))
+    def __init__(self, height_px: int = 260, *, folded: bool = False, wrap: bool = True) -> None:
+        self.widget = widgets.HTML(layout=widgets.Layout(width="100%", max_width="950px"))
         self.frame = pd.DataFrame()
-        self._height_px, self._folded = height_px, folded
+        self._height_px, self._folded, self._wrap = height_px, folded, wrap
 
     def show(self, frame: pd.DataFrame, caption: str) -> None:
         """Show `frame`; nothing is drawn for an empty one."""
@@ -48,7 +50,7 @@ class LiveTable:
         box = f"max-height:{self._height_px}px;overflow:auto"
         label = html.escape(caption, quote=True)
         body = f"<div tabindex='0' role='region' aria-label='{label}' {keys} style='{box}'>"
-        body += html_frame(frame, caption) + "</div>"
+        body += html_frame(frame, caption, wrap=self._wrap) + "</div>"
         if self._folded:
             body = f"<details><summary {keys}>{html.escape(caption)}, as a table</summary>{body}</details>"
         self.widget.value = body

@@ -208,6 +208,7 @@ class Job:
         cancel: what the cancel button says; two jobs of one panel need different names.
         status: where progress, result and errors are told; its own line when not given.
         on_done: called with the result in the worker thread.
+        cancelled: said after a cancellation.
     """
 
     def __init__(
@@ -218,8 +219,9 @@ class Job:
         cancel: str = "Cancel",
         status: Status | None = None,
         on_done: Callable[[Any], None] | None = None,
+        cancelled: str = "cancelled, nothing was kept.",
     ) -> None:
-        self._work, self._on_done = work, on_done
+        self._work, self._on_done, self._cancelled = work, on_done, cancelled
         self.status = status or Status()
         self.start_button = widgets.Button(description=label, layout=widgets.Layout(width="auto"))
         self.cancel_button = widgets.Button(description=cancel, disabled=True, layout=widgets.Layout(width="auto"))
@@ -264,7 +266,7 @@ class Job:
             self._finish("done", result)
         except Cancelled:
             self._finish("cancelled")
-            self.status.say(f"{self.start_button.description}: cancelled, nothing was kept.")
+            self.status.say(f"{self.start_button.description}: {self._cancelled}")
         except Exception as error:
             self._finish("failed")
             self.status.show(error)
