@@ -40,7 +40,8 @@ class VerlJob:
         train_files: Parquet files in verl's layout (`prompt`, `data_source`, `reward_model`).
         val_files: the same for validation, which the job does not run but verl wants to open; default: `train_files`.
         label: name of the model in logs.
-        settings: of the loop. `tasks`, `task_seed` and `threads` say nothing to verl: it takes its tasks from files.
+        settings: of the loop. `tasks`, `task_seed`, `threads`, `device` and `engine` say nothing to verl: it takes its
+            tasks from files, and runs on GPUs with vLLM.
         seed: of prompt order, minibatches and sampling; jobs of equal seed see the same prompts in the same order.
         nodes, gpus_per_node: devices of the job.
         tensor_parallel: devices that share one copy of the rollout engine (vLLM).
@@ -114,8 +115,8 @@ def _check_settings(settings: GRPOSettings) -> None:
     if settings.environment != "arithmetic":
         raise LabError(
             f"environment is {settings.environment!r}",
-            expected="'arithmetic', the one-turn loop: verl takes its tasks from train_files",
-            remedy="run the lab's own tool tasks with moeproxy.lab.run",
+            expected="its default: verl takes its tasks from train_files",
+            remedy="put the tasks into a Parquet file, or run them here with moeproxy.lab.train",
         )
     if settings.sync_dtype != "bfloat16":
         raise LabError(f"sync_dtype is {settings.sync_dtype!r}", expected="bfloat16, which verl always sends")
@@ -231,7 +232,12 @@ def _actor(job: VerlJob) -> dict[str, Any]:
             "weight_decay": 0.0,
             "clip_grad": 1.0,
         },
-        "fsdp_config": {"param_offload": job.offload, "optimizer_offload": job.offload, "seed": job.seed},
+        "fsdp_config": {
+            "model_dtype": settings.dtype,
+            "param_offload": job.offload,
+            "optimizer_offload": job.offload,
+            "seed": job.seed,
+        },
     }
 
 

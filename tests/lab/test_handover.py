@@ -38,6 +38,7 @@ SETTINGS = GRPOSettings(
     temperature=0.9,
     max_new_tokens=40,
     rollout_dtype="bfloat16",
+    dtype="bfloat16",
 )
 LOG = Path("/logs/log.jsonl")
 
@@ -90,6 +91,7 @@ def test_every_setting_has_its_value_under_verls_name(job: VerlJob) -> None:
         f"{actor}kl_loss_coef": 0.03,
         f"{rollout}temperature": 0.9,
         f"{rollout}dtype": "bfloat16",
+        f"{actor}fsdp_config.model_dtype": "bfloat16",
         "data.max_response_length": 40,
         "data.max_prompt_length": 24,
         f"{actor}ppo_max_token_len_per_gpu": 999,
@@ -217,7 +219,8 @@ def _settings(job: VerlJob, **changes: Any) -> VerlJob:
 
 
 BAD_JOBS: dict[str, tuple[Callable[[VerlJob], VerlJob], str]] = {
-    "tools": (lambda job: _settings(job, environment="calculator"), "train_files"),
+    "tools": (lambda job: _settings(job, environment="calculator"), "verl takes its tasks from train_files"),
+    "file": (lambda job: _settings(job, environment="file", task_file="x"), "verl takes its tasks from train_files"),
     "sync": (lambda job: _settings(job, sync_dtype="float16"), "bfloat16, which verl always sends"),
     "nodes": (lambda job: replace(job, nodes=0), "nodes is 0"),
     "old": (lambda job: replace(job, old_log_probs="none"), "one of rollout, trainer"),

@@ -134,6 +134,7 @@ def _classes(config: Any) -> Iterator[str]:
     from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.torch_dtypes import PrecisionType
 
     part = config.actor_rollout_ref
     for name, node in (
@@ -145,6 +146,7 @@ def _classes(config: Any) -> Iterator[str]:
     ):
         built = omega_conf_to_dataclass(node)
         yield f"{name}: {type(built).__name__}"
+    yield f"weights: {PrecisionType.to_dtype(part.actor.fsdp_config.model_dtype)}"
     if config.reward.custom_reward_function.path:
         yield f"reward: {get_custom_reward_fn(config)('', '', '')}"
     yield f"trainer: {type(get_trainer_cls(config.trainer.v1.trainer_mode)(config)).__name__}"
