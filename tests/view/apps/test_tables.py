@@ -26,3 +26,11 @@ def test_a_live_table_can_be_scrolled_and_opened_by_keyboard() -> None:
     assert table.widget.value.startswith("<details><summary")
     table.show(FRAME.iloc[:0], "nothing")
     assert table.widget.value == ""
+
+
+def test_a_wide_table_scrolls_instead_of_breaking_its_cells() -> None:
+    table = LiveTable(100, wrap=False)
+    table.show(FRAME, "wide")
+    assert table.widget.value.count("white-space:nowrap'>") == 6
+    assert html_frame(FRAME, "narrow").count("white-space:nowrap'>") == 2, "heads alone"
+    assert table.widget.layout.max_width == "950px"

@@ -163,6 +163,21 @@ def test_job_cannot_be_started_twice_and_can_be_cancelled() -> None:
     assert job.join(10) == "cancelled"
 
 
+def test_job_says_what_became_of_cancelled_work() -> None:
+    asked = threading.Event()
+
+    def work(report: Report) -> None:
+        assert asked.wait(10)
+        report(0.5)
+
+    job = Job(work, "Run", cancelled="stopped, half is kept.")
+    job.start()
+    job.cancel()
+    asked.set()
+    assert job.join(10) == "cancelled"
+    assert job.status.text == "Run: stopped, half is kept."
+
+
 @pytest.mark.parametrize("where", ["work", "on_done"])
 def test_job_shows_a_failure_and_can_be_retried(where: str) -> None:
     def fail(_: object) -> None:
