@@ -11,6 +11,7 @@ import torch
 
 from moeproxy.errors import CheckpointError, FaultError, LabError
 from moeproxy.lab.run import _quiet, _trainer, run
+from moeproxy.lab.identity import identify
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.traces.partial import load_partial
@@ -117,7 +118,7 @@ def test_router_signals_of_every_moe_layer(healthy: Trace) -> None:
 def test_engine_owns_its_weights_and_its_forward(qwen3: Path, short: GRPOSettings, tmp_path: Path) -> None:
     """Ruin the trainer's weights: what the engine writes changes only after a sync."""
     with _quiet():
-        trainer = _trainer(RunSpec(qwen3, settings=short), Seams(), str(tmp_path), None)
+        trainer = _trainer(RunSpec(qwen3, settings=short), identify(qwen3, "original"), Seams(), str(tmp_path), None)
     engine, trained = trainer._engine, trainer.model
     engine.sync(trained)
     before = engine.generate(["12+34="] * 4, step=1)
@@ -145,3 +146,31 @@ def test_bad_input(tmp_path: Path, qwen3: Path, short: GRPOSettings) -> None:
     for wrong in ({"steps": 0}, {"samples": 1}, {"temperature": 0.0}, {"sync_dtype": "float8"}, {"tasks": 8}):
         with pytest.raises(LabError):
             GRPOSettings(**wrong)
+
+
+def test_what_a_dense_control_is(qwen3: Path, shipped_models: Path) -> None:
+    dense = identify(shipped_models / "dense-tools", "dense")
+    assert dense.n_experts == 0
+    assert dense.fingerprint
+    with pytest.raises(CheckpointError, match="has experts"):
+        identify(qwen3, "dense")
+    with pytest.raises(CheckpointError, match="is dense"):
+        identify(shipped_models / "dense-tools", "original")
+
+
+@pytest.mark.slow
+def test_a_tool_run_records_calls_and_routing(shipped_models: Path, short: GRPOSettings) -> None:
+    settings = replace(short, environment="calculator", max_new_tokens=8, steps=3)
+    trace = run(RunSpec(shipped_models / "qwen3-moe-tools", settings=settings))
+    assert trace.values("tool_call_rate").mean() == pytest.approx(0.5, abs=0.1)
+    agreement = [trace.values(name) for name in trace.signals if name.startswith("router_agreement")]
+    # The engines route alike but for rounding: what travels as bfloat16 tips a few near ties.
+    assert len(agreement) == 4
+    assert np.mean(agreement) > 0.95
+    assert trace.trajectories is not None
+    assert set(trace.trajectories["tool_calls"]) == {0, 1}
+    assert trace.equals(run(RunSpec(shipped_models / "qwen3-moe-tools", settings=settings)))
+    exact = run(RunSpec(shipped_models / "qwen3-moe-tools", settings=replace(settings, steps=1, sync_dtype="float32")))
+    assert exact.values("router_agreement/3")[0] == 1
+    # Environment tokens are in no signal of the mismatch: with exact weights nothing differs.
+    assert exact.values("logprob_diff_max")[0] < 1e-4
