@@ -94,20 +94,20 @@ def measure(ours: ModelScores, theirs: ModelScores, case: Case, known: tuple[str
         return Cell(status)
     if case not in theirs.scores:  # it crashed, or the model has no part that the fault could break
         return Cell(status, **_LOST)
-    entries = library(ours, case[1], case[2], known)
+    entries = library(ours, case[1], case[2], known, grid.protocol.noise)
     scores_XW = theirs.scores[case]
     keep_X = grid.without(grid.protocol.defined(case[0]))
     return Cell(
         status,
         **_retrieval(scores_XW, entries, theirs, case[0], grid),
-        **_ranks(scores_XW, entries, case[0], keep_X),
+        **_ranks(ours, scores_XW, case, known, keep_X),
         **_movement(ours, theirs, case, keep_X, grid.protocol.persist),
     )
 
 
-def nearest(scores_XW: np.ndarray, entries: Mapping[str, np.ndarray]) -> dict[str, float]:
+def nearest(scores_XW: np.ndarray, entries: Mapping[str, np.ndarray], noise: float) -> dict[str, float]:
     """Return the cosine of a response with every entry of the library, largest first."""
-    squashed_XW = squash(scores_XW)
+    squashed_XW = squash(scores_XW, noise)
     found_ = {fault: cosine(squashed_XW, entry_XW) for fault, entry_XW in entries.items()}
     return dict(sorted(found_.items(), key=lambda item: -item[1]))
 
@@ -117,12 +117,13 @@ def _retrieval(
 ) -> dict[str, Any]:
     if fault not in entries:  # one seed only: the original says nothing about this fault without the judged one
         return {}
-    similarity = nearest(scores_XW, entries)
+    noise = grid.protocol.noise
+    similarity = nearest(scores_XW, entries, noise)
     order = [*similarity]
     detected = theirs.spread.responds(scores_XW, grid.protocol)
-    place = order.index(fault) + 1
+    place = _place(similarity, fault)
     rest_X = grid.without(grid.protocol.all_defined)
-    consequences = next(iter(nearest(scores_XW[rest_X], {f: entry[rest_X] for f, entry in entries.items()})))
+    consequences = nearest(scores_XW[rest_X], {name: entry[rest_X] for name, entry in entries.items()}, noise)
     return {
         "nearest": order[0] if detected else NONE,
         "second": next(iter(order[1:]), NONE) if detected else NONE,
@@ -133,15 +134,24 @@ def _retrieval(
         "reciprocal_rank": detected / place,
         "detected": float(detected),
         "top1_forced": float(place == 1),
-        "top1_consequences": float(detected and consequences == fault),
+        "top1_consequences": float(detected and _place(consequences, fault) == 1),
     }
 
 
-def _ranks(scores_XW: np.ndarray, entries: dict[str, np.ndarray], fault: str, keep_X: np.ndarray) -> dict[str, Any]:
+def _place(similarity: Mapping[str, float], fault: str) -> int:
+    # Ties count against the right fault: a response of nothing is like every fault and points to none.
+    return sum(value >= similarity[fault] for value in similarity.values())
+
+
+def _ranks(
+    ours: ModelScores, scores_XW: np.ndarray, case: Case, known: tuple[str, ...], keep_X: np.ndarray
+) -> dict[str, Any]:
+    # Ranks need no shrinking of noise, and would only see ties where it was set to 0.
+    entries = library(ours, case[1], case[2], known, 0.0)
     ranks = {name: rank_correlation(scores_XW[keep_X], entry_XW[keep_X]) for name, entry_XW in entries.items()}
-    others = np.array([value for name, value in ranks.items() if name != fault])
+    others = np.array([value for name, value in ranks.items() if name != case[0]])
     seen = others[np.isfinite(others)]
-    return {"rank": ranks.get(fault, np.nan), "rank_other": float(seen.mean()) if seen.size else np.nan}
+    return {"rank": ranks.get(case[0], np.nan), "rank_other": float(seen.mean()) if seen.size else np.nan}
 
 
 def _movement(ours: ModelScores, theirs: ModelScores, case: Case, keep_X: np.ndarray, persist: int) -> dict[str, Any]:

@@ -108,6 +108,8 @@ class Protocol:
         alpha: share of healthy-against-healthy responses of a signal that may pass its threshold.
         run_alpha: share of healthy pairs that may be called a response as a whole.
         run_entries: number of strongest signals whose mean decides whether a run responds at all.
+        noise: entries below this share of their threshold count as none in retrieval: most entries of a response are
+            noise, and together they would outweigh those that moved.
         persist: steps that a departure must last.
         folds: parts of the calibration seeds; each part is judged by the others to measure false responses.
         levels: names of the strengths of a fault, largest strength first, where no registry says them.
@@ -122,12 +124,13 @@ class Protocol:
 
     signals: tuple[str, ...] = STEP_SIGNALS
     derived: tuple[str, ...] = tuple(DERIVED)
-    windows: tuple[tuple[int, int], ...] = ((0, 1), (1, 5), (5, 15), (15, 30))
+    windows: tuple[tuple[int, int], ...] = ((0, 5), (5, 30))
     spread_onsets: tuple[int, ...] = tuple(range(10, 31, 2))
     calibration_from: int = 100
     alpha: float = 0.01
     run_alpha: float = 0.01
     run_entries: int = 3
+    noise: float = 0.5
     persist: int = 3
     folds: int = 5
     levels: tuple[str, ...] = ("clear", "subtle")
@@ -181,8 +184,9 @@ class Protocol:
             "calibration runs. Otherwise its nearest fault is “none”.",
             "The library holds, for every fault and level, the original's mean response over the seeds other than the "
             "judged one. Retrieval asks which entry of the same level has the largest cosine with the judged response "
-            "(asinh of response over threshold, so that one huge signal does not drown the others). Top-1 counts the "
-            "right fault, “none” is a miss; chance is one over the number of faults.",
+            f"(asinh of response over threshold, so that one huge signal does not drown the others; what stays below "
+            f"{self.noise:g} of its threshold counts as none). Top-1 counts the right fault, “none” is a miss; chance "
+            "is one over the number of faults.",
             "Direction agreement is the share of the signals that move significantly in all the original's other seeds "
             "and that move the same way in the judged run, each in the window where it is strongest. Rank correlation "
             "is Spearman's, over all signals and windows. Both leave out the signals that the fault changes by its "

@@ -109,13 +109,13 @@ def _after(grid: Grid, onset: int) -> np.ndarray:
     return (grid.steps_S >= onset) & (grid.steps_S < stop)
 
 
-def library(ours: ModelScores, level: str, seed: int, faults: Sequence[str]) -> dict[str, np.ndarray]:
+def library(ours: ModelScores, level: str, seed: int, faults: Sequence[str], noise: float) -> dict[str, np.ndarray]:
     """Return the original's mean squashed scores (X, W) of every fault over the seeds other than `seed`."""
     found = {}
     for fault in faults:
         others = other_seeds(ours, (fault, level, seed))
         if len(others):
-            found[fault] = squash(others).mean(0)
+            found[fault] = squash(others, noise).mean(0)
     return found
 
 
@@ -130,6 +130,6 @@ def other_seeds(ours: ModelScores, case: Case) -> np.ndarray:
     return np.stack(rows) if rows else np.empty((0, 0, 0))
 
 
-def squash(scores: np.ndarray) -> np.ndarray:
-    """Return asinh of scores: noise stays small, one huge signal does not drown all others."""
-    return np.arcsinh(scores)
+def squash(scores: np.ndarray, noise: float) -> np.ndarray:
+    """Return asinh of scores, less that of `noise` and never beyond 0: one huge signal does not drown all others."""
+    return np.sign(scores) * np.fmax(np.arcsinh(np.abs(scores)) - np.arcsinh(noise), 0 * scores)

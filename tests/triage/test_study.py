@@ -107,7 +107,7 @@ def test_onsets_differ_and_responses_are_aligned_to_them(result: Study) -> None:
         & (result.responses["fault"] == "update_freeze")
         & (result.responses["signal"] == "update_norm")
     ]
-    assert list(first["window"]) == ["0", "1–4", "5–14", "15–29"]
+    assert list(first["window"]) == ["0–4", "5–29"]
     assert (first["high"] < -1).all()
 
 

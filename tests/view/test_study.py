@@ -71,7 +71,7 @@ def test_responses_stand_beside_each_other_in_fixed_colours(result: Study) -> No
     figure = figures.study_responses(result, "router_frozen", "clear", n_signals=2)
     assert [trace.line.color for trace in figure.data] == [ORIGINAL, PROXY] * 2
     assert [trace.line.dash for trace in figure.data] == ["solid", "dash"] * 2
-    assert list(figure.data[0].x) == ["0", "1–4", "5–14", "15–29"]
+    assert list(figure.data[0].x) == ["0–4", "5–29"]
     strongest = set(figures.data_table(figure)["signal"])
     assert strongest <= {"grad_norm_router", "router_share", "router_load_entropy", "router_max_violation"}
     kept = result.responses.set_index(["model", "fault", "level", "signal", "window"])["mean"]
