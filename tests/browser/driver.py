@@ -61,9 +61,6 @@ _SCROLL = """index => {
   return notebook.scrollToItem(index, "start");
 }"""
 
-# anywidget says so when a widget needed over two seconds to begin, as on a busy machine, and draws it all the same.
-_LATE = "[anywidget] Failed to initialize model."
-
 
 class Lab:
     """One JupyterLab page with one notebook.
@@ -78,7 +75,7 @@ class Lab:
         self.problems: list[str] = []
         self.foreign: list[str] = []
         page.set_default_timeout(60_000)
-        page.on("pageerror", lambda error: self._note("error", str(error)))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: self._note(message.type, message.text))
         page.on("request", lambda request: self._check_host(request.url))
         page.on("websocket", lambda socket: self._check_host(socket.url))
@@ -144,7 +141,7 @@ class Lab:
         self.page.evaluate(_READY, path)
 
     def _note(self, kind: str, text: str) -> None:
-        if kind == "error" and text != _LATE:
+        if kind == "error":
             self.problems.append(text)
 
     def _check_host(self, url: str) -> None:

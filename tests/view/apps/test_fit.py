@@ -11,7 +11,9 @@ def test_the_figure_is_told_to_follow_and_a_watcher_stands_beside_it() -> None:
     figure = go.FigureWidget(go.Figure(go.Scatter(y=[1])))
     box = fitted(figure, 500)
     [inside] = box.children
-    assert [type(child) for child in inside.children] == [CellWidth, type(figure)]
+    watcher, inner = inside.children
+    assert isinstance(watcher, CellWidth)
+    assert inner is figure
     assert figure.get_state()["_config"]["responsive"] is True
     assert (inside.layout.min_width, box.layout.overflow) == ("500px", "auto")
     assert "ResizeObserver" in CellWidth._esm
