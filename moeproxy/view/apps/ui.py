@@ -136,6 +136,27 @@ class Redraw(Debouncer):
             self._status.say("Ready.")
 
 
+class WholeFigureWidget(go.FigureWidget):
+    """A FigureWidget that the front end is told of once it has its data.
+
+    Plotly's own opens its channel while it is still empty and sends data and layout as later messages. The front end
+    waits two seconds for plotly's code (5 MB) and drops what comes in between when the code takes longer, so on a busy
+    machine the figure stayed empty for good (anywidget 0.11, seen in JupyterLab under load).
+    """
+
+    _complete = False
+
+    def __init__(self, figure: go.Figure) -> None:
+        super().__init__(figure)
+        self._complete = True
+        self.open()
+
+    def open(self) -> None:
+        """Open the channel to the front end, with the whole figure as the first message."""
+        if self._complete:
+            super().open()
+
+
 class LiveFigure:
     """A FigureWidget and the lock that every change to it goes through.
 
@@ -146,7 +167,7 @@ class LiveFigure:
 
     def __init__(self, figure: go.Figure) -> None:
         self._lock = threading.RLock()
-        self.widget = go.FigureWidget(figure)
+        self.widget = WholeFigureWidget(figure)
 
     @contextmanager
     def change(self) -> Iterator[Any]:

@@ -6,9 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+import comm
 import plotly.graph_objects as go
 import pytest
+from comm.base_comm import BaseComm
 from plotly.basedatatypes import Undefined
 
 from moeproxy.errors import ProxyError
@@ -247,3 +250,27 @@ def test_redraw_forgets_only_errors_that_a_change_made_old() -> None:
     failing[0] = False
     redraw._act()  # as when that drawing had been under way while the line was cleared
     assert (status.text, status.is_error) == ("Ready.", False)
+
+
+def test_the_first_message_holds_the_whole_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
+
+    class Channel(BaseComm):
+        def __init__(self, *, data: Any = None, **options: Any) -> None:
+            opened.append(data["state"])
+            super().__init__(data=data, **options)
+
+        def publish_msg(self, msg_type: str, data: Any = None, *_: Any, **__: Any) -> None:
+            if msg_type == "comm_msg":
+                sent.append(data or {})
+
+    monkeypatch.setattr(comm, "create_comm", Channel)
+    figure = LiveFigure(go.Figure(go.Scatter(x=[1, 2], y=[3, 4]), layout={"title": {"text": "seen"}}))
+    (state,) = [state for state in opened if "_widget_data" in state]
+    assert state["_widget_data"][0]["type"] == "scatter"
+    assert state["_widget_layout"]["title"]["text"] == "seen"
+    assert not [message for message in sent if "_widget_data" in message.get("state", {})]
+    with figure.change() as widget:
+        widget.data[0].y = [5, 6]
+    assert sent  # later changes are messages, as ever
