@@ -53,8 +53,12 @@ def save_pack(traces: Sequence[Trace], path: str | Path) -> Path:
     return target
 
 
-def load_pack(path: str | Path) -> tuple[Trace, ...]:
+def load_pack(path: str | Path, *, trajectories: bool = True) -> tuple[Trace, ...]:
     """Read every trace of a pack, in the order in which they were saved.
+
+    Args:
+        path: the pack.
+        trajectories: whether to read single responses too; without them it takes a fraction of the time.
 
     Raises:
         TraceError: the file is absent, cut short, no pack, or of another version.
@@ -67,8 +71,9 @@ def load_pack(path: str | Path) -> tuple[Trace, ...]:
     stops = [*starts[1:], table.num_rows]
     traces = []
     for run, start, stop in zip(runs, starts, stops, strict=True):
-        steps, trajectories = parquet.from_table(table.slice(start, stop - start).select(run["columns"]))
-        traces.append(Trace(steps, trajectories, RunInfo.from_dict(run["info"])))
+        columns = [name for name in run["columns"] if trajectories or not name.startswith(parquet.PREFIX)]
+        steps, responses = parquet.from_table(table.slice(start, stop - start).select(columns))
+        traces.append(Trace(steps, responses, RunInfo.from_dict(run["info"])))
     return tuple(traces)
 
 
@@ -85,7 +90,11 @@ def load_registry(folder: str | Path) -> pd.DataFrame:
 
 
 def load_bench(
-    folder: str | Path, *, models: Iterable[str] | None = None, faults: Iterable[str | None] | None = None
+    folder: str | Path,
+    *,
+    models: Iterable[str] | None = None,
+    faults: Iterable[str | None] | None = None,
+    trajectories: bool = True,
 ) -> tuple[Trace, ...]:
     """Read the traces of a folder of packs, marked as recorded.
 
@@ -93,6 +102,7 @@ def load_bench(
         folder: holds `registry.csv` and the packs that it names.
         models: labels of the models wanted; None is all.
         faults: ids of the faults wanted, None among them for healthy runs; without it all.
+        trajectories: whether to read single responses too (see `load_pack`).
 
     Raises:
         TraceError: the registry or a pack is missing or broken, or a model or fault is not in the registry.
@@ -106,7 +116,9 @@ def load_bench(
         wanted = _rows(wanted, "model", list(models), folder)
     if faults is not None:
         wanted = _rows(wanted, "fault", [fault or "" for fault in faults], folder)
-    found = [trace for pack in wanted["pack"].unique() for trace in load_pack(Path(folder) / pack)]
+    found = [
+        trace for pack in wanted["pack"].unique() for trace in load_pack(Path(folder) / pack, trajectories=trajectories)
+    ]
     labels = None if models is None else set(models)
     ids = None if faults is None else set(faults)
     return tuple(

@@ -20,7 +20,7 @@ VERSION = 1
 SUFFIX = ".parquet"
 REMEDY = "run again, or copy the file again from where it came"
 _KEY = b"moeproxy"
-_PREFIX = "traj/"
+PREFIX = "traj/"  # of the columns that hold trajectories as lists
 
 
 def write(path: Path, steps: pd.DataFrame, trajectories: pd.DataFrame | None, run: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _lists(table: pd.DataFrame, steps_S: np.ndarray) -> dict[str, pa.Array]:
         raise TraceError(found, expected="steps of the run only")
     bounds = pa.array(np.append(np.searchsorted(at, steps_S, "left"), len(at)).astype(np.int32))
     names = [str(name) for name in table if name != "step"]
-    return {_PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names}
+    return {PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names}
 
 
 def read_table(path: Path) -> pa.Table:
@@ -145,16 +145,16 @@ def _run(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, Any]:
 
 
 def _steps(table: pa.Table) -> pd.DataFrame:
-    names = [name for name in table.column_names if name != "step" and not name.startswith(_PREFIX)]
+    names = [name for name in table.column_names if name != "step" and not name.startswith(PREFIX)]
     frame = pd.DataFrame({name: from_arrow(_whole(table[name])) for name in names}, index=range(table.num_rows))
     return frame.set_axis(table["step"].to_numpy(), axis=0)
 
 
 def _trajectories(table: pa.Table) -> pd.DataFrame | None:
-    lists = {name: _whole(table[name]) for name in table.column_names if name.startswith(_PREFIX)}
+    lists = {name: _whole(table[name]) for name in table.column_names if name.startswith(PREFIX)}
     if not lists:
         return None
     counts_S = next(iter(lists.values())).value_lengths().to_numpy(zero_copy_only=False)
     data = {"step": np.repeat(table["step"].to_numpy(), counts_S)}
-    flat = {name.removeprefix(_PREFIX): values.flatten() for name, values in lists.items()}
+    flat = {name.removeprefix(PREFIX): values.flatten() for name, values in lists.items()}
     return pd.DataFrame(data | {name: values.to_numpy(zero_copy_only=False) for name, values in flat.items()})

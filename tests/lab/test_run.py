@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from moeproxy.errors import CheckpointError, FaultError, LabError
-from moeproxy.lab.run import _quiet, _trainer, run
 from moeproxy.lab.identity import identify
+from moeproxy.lab.run import _quiet, _trainer, run
 from moeproxy.lab.seams import Seams
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.traces.partial import load_partial

@@ -56,6 +56,9 @@ def test_runs_of_different_signals_come_back_bit_for_bit(tmp_path: Path) -> None
     for ours, theirs in zip(made, read, strict=True):
         assert ours.equals(theirs, ignore=())
         assert ours.provenance == theirs.provenance
+    bare = load_pack(tmp_path / "p.parquet", trajectories=False)
+    assert [run.trajectories for run in bare] == [None] * 4
+    assert all(one.steps.equals(other.steps) for one, other in zip(bare, read, strict=True))
     assert read[2].missing("grad_norm").tolist() == [False, True, False, False]
     assert read[2].trajectories is not None
     assert "truncated" in read[2].trajectories

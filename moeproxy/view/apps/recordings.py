@@ -178,6 +178,6 @@ def _of_packs(folder: Path) -> Recordings:
         index[name] = [float(value) if str(value) else 0.0 for value in index[name]]  # empty when healthy
 
     def read(model: str, fault: str) -> list[Trace]:
-        return list(load_bench(folder, models=[model], faults=[fault or None]))
+        return list(load_bench(folder, models=[model], faults=[fault or None], trajectories=False))
 
     return Recordings(index, read, folder)
