@@ -2,6 +2,8 @@
 
 python -m moeproxy.lab.bench_record record --runs out/bench-runs     # hours of CPU; finished runs are not repeated
 python -m moeproxy.lab.bench_record pack --runs out/bench-runs --out data/bench
+
+Finished runs are not repeated, neither those in the folder of runs nor those in the packs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from moeproxy.lab.bench import Model, grid, models_of
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep import SweepProgress, try_sweep
-from moeproxy.traces.pack import REGISTRY, save_pack
+from moeproxy.traces.pack import REGISTRY, load_pack, load_registry, save_pack
 from moeproxy.traces.trace import Trace
 
 COLUMNS = (
@@ -58,15 +60,40 @@ def pack(runs: Path, out: Path, *, progress: Callable[[str], None] | None = None
         trace = Trace.load(path)
         groups[_pack_name(trace)].append((path.stem.rpartition("--")[2], trace))
     rows = []
-    for name, members in groups.items():
+    for name, members in sorted(groups.items()):
         save_pack([trace for _, trace in members], out / name)
         rows += [_row(trace, key, name) for key, trace in members]
         if progress:
             progress(f"{name}: {len(members)} runs")
-    registry = pd.DataFrame(rows, columns=list(COLUMNS)).sort_values(["pack", "fault", "level", "seed", "key"])
+    registry = pd.DataFrame(rows, columns=list(COLUMNS))
     with atomic_file(out / REGISTRY) as temporary:
         registry.to_csv(temporary, index=False)
     return registry
+
+
+def unpack(bench: Path, runs: Path) -> int:
+    """Write the runs of the packs in `bench` as single files below `runs`, where they are missing; return how many.
+
+    So a recording goes on from what has been packed, on another machine too.
+    """
+    written = 0
+    for name, rows in load_registry(bench).groupby("pack", sort=False):
+        # The registry lists the runs of a pack in the order in which they lie in it.
+        paths = [
+            runs / f"{row['model']}--{_fault_name(row)}--s{row['seed']}--{row['key']}.parquet"
+            for _, row in rows.iterrows()
+        ]
+        if all(path.exists() for path in paths):
+            continue
+        for trace, path in zip(load_pack(bench / str(name)), paths, strict=True):
+            if not path.exists():
+                trace.save(path)
+                written += 1
+    return written
+
+
+def _fault_name(row: pd.Series) -> str:
+    return f"{row['fault']}-{row['strength']:g}-at{row['onset']}" if row["fault"] else "healthy"
 
 
 def _pack_name(trace: Trace) -> str:
@@ -124,6 +151,8 @@ def main() -> None:
     if options.what == "pack":
         tqdm.write(f"{len(pack(options.runs, options.out, progress=tqdm.write))} runs")
         return
+    if (options.out / REGISTRY).is_file():
+        tqdm.write(f"{unpack(options.out, options.runs)} runs taken from {options.out}")
     specs = chosen(models_of(options.models, options.proxies), options.only)
     with tqdm(desc="recording", unit="step") as bar:
 

@@ -89,5 +89,16 @@ def test_packing_writes_the_registry_of_what_was_recorded(tmp_path: Path) -> Non
     assert {(t.provenance.model, t.provenance.fault) for t in load_bench(out)} == {
         (info.model, info.fault) for info in runs.values()
     }
+    again = tmp_path / "again"
+    (again / "x").mkdir(parents=True)
+    Trace.load(tmp_path / "runs" / "original--healthy--s0--aa.parquet").save(
+        again / "original--healthy--s0--aa.parquet"
+    )
+    assert bench_record.unpack(out, again) == 2
+    assert bench_record.unpack(out, again) == 0
+    for name in runs:
+        one, other = (Trace.load(folder / f"{name}.parquet") for folder in (tmp_path / "runs", again))
+        assert one.equals(other, ignore=())
+        assert one.provenance == other.provenance
     with pytest.raises(LabError, match="no recorded runs"):
         bench_record.pack(tmp_path / "absent", out)

@@ -18,6 +18,8 @@ import pandas as pd
 
 from moeproxy.errors import CheckpointError, MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.identity import DENSE
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import REGISTRY, load_bench, load_registry
@@ -70,14 +72,14 @@ class Recordings:
 
     @staticmethod
     def open(folder: str | Path | None = None) -> Recordings:
-        """Open a folder of recorded runs, by default `data/bench` where it is, else `data/runs`.
+        """Open a folder of recorded runs, by default `data/bench` where it is complete, else `data/runs`.
 
         Raises:
             MoeproxyError: there are none.
         """
         if folder is None:
             bench = data_dir() / "bench"
-            folder = bench if (bench / REGISTRY).is_file() else data_dir() / "runs"
+            folder = bench if is_complete(bench) else data_dir() / "runs"
         path = Path(folder)
         return _of_packs(path) if (path / REGISTRY).is_file() else _of_files(path)
 
@@ -170,6 +172,21 @@ def _of_files(folder: Path) -> Recordings:
         return [Trace.load(path) for path in chosen]
 
     return Recordings(index, read, folder)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether a folder of packs has every fault on the original, on proxies of it, and on controls chosen otherwise.
+
+    A benchmark that is still being recorded lacks some; comparing with what is there would hide that.
+    """
+    if not (folder / REGISTRY).is_file():
+        return False
+    registry = load_registry(folder)
+    methods = set(registry["method"])
+    if not {"original", "cluster", "random"} <= methods:
+        return False
+    per_model = registry[(registry["method"] != DENSE) & (registry["fault"] != HEALTHY)].groupby("model")["fault"]
+    return bool((per_model.nunique() == len(FAULTS)).all())
 
 
 def _of_packs(folder: Path) -> Recordings:

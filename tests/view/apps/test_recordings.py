@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 
 from moeproxy.errors import MoeproxyError
+from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import REGISTRY, save_pack
-from moeproxy.view.apps.recordings import HEALTHY, Recordings
+from moeproxy.view.apps.recordings import HEALTHY, Recordings, is_complete
 from tests.view.apps.made_runs import CALIBRATION, SETTINGS, all_runs, model_path, recordings, run
 
 
@@ -97,3 +98,23 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     strange = type(strange)(strange.steps, None, replace(strange.provenance, checkpoint_fingerprint="other"))
     with pytest.raises(MoeproxyError, match="no shipped model has the fingerprint"):
         _ = recordings([strange]).original
+
+
+def test_a_benchmark_still_being_recorded_is_no_default(tmp_path: Path) -> None:
+    def registry(*models: tuple[str, str, int]) -> None:
+        rows = [(label, method, fault) for label, method, n in models for fault in ["", *list(FAULTS)[:n]]]
+        pd.DataFrame(rows, columns=["model", "method", "fault"]).to_csv(tmp_path / REGISTRY, index=False)
+
+    assert not is_complete(tmp_path)
+    whole = len(FAULTS)
+    registry(("original", "original", whole), ("cluster-16", "cluster", whole))
+    assert not is_complete(tmp_path)
+    registry(("original", "original", whole), ("cluster-16", "cluster", whole), ("random-16", "random", whole - 1))
+    assert not is_complete(tmp_path)
+    registry(
+        ("original", "original", whole),
+        ("cluster-16", "cluster", whole),
+        ("random-16", "random", whole),
+        ("dense", "dense", 20),
+    )
+    assert is_complete(tmp_path)
