@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from moeproxy.errors import LabError
 from moeproxy.lab.executors import require
 from moeproxy.lab.followed import Followed, arguments
 from moeproxy.lab.jobs import Failure, Job, Report, last_words
@@ -30,7 +31,7 @@ class RayExecutor:
         options: of `ray.init`, when it is called.
 
     Raises:
-        LabError: Ray is not installed.
+        LabError: Ray is not installed, or none can be started or joined.
     """
 
     workers: int = field(default_factory=usable_cores)
@@ -45,7 +46,7 @@ class RayExecutor:
 
         ours = not ray.is_initialized()
         if ours:
-            ray.init(**self._options())
+            _start(self._options())
         followed, pending = Followed(jobs, report), {}
         try:
             # A worker that is used again would keep the memory, the threads and the patches of an earlier run.
@@ -72,6 +73,19 @@ class RayExecutor:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent from here unless the user wants it
         here = {"num_cpus": self.workers, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         return quiet | here | {"_node_ip_address": "127.0.0.1"} | self.options
+
+
+def _start(options: dict[str, Any]) -> None:
+    import ray
+
+    try:
+        ray.init(**options)
+    except Exception as error:  # Ray has no error class of its own for this
+        raise LabError(
+            f"no Ray could be started or joined: {last_words(str(error))}",
+            remedy="start one first (ray start --head) and set RAY_ADDRESS=auto, or use another executor; Ray gives up "
+            "after 30 s where a machine is busy",
+        ) from error
 
 
 def _failure(reference: Any, job: Job, seconds: float) -> Failure | None:
