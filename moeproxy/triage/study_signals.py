@@ -17,7 +17,7 @@ import pandas as pd
 
 from moeproxy.traces.signals import SIGNALS, Scale, Signal
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.response import LOG_FLOOR, columns_of, matrix
+from moeproxy.triage.response import LOG_FLOOR, matrix
 
 STEP_SIGNALS = (
     "policy_loss",
@@ -341,30 +341,30 @@ def _floor(signal: Derived | Signal) -> float:
 
 def logged(trace: Trace, names: tuple[str, ...]) -> frozenset[str]:
     """Return which of these signals the run can give."""
-    plain = {name for name in names if name in SIGNALS and name not in DERIVED and columns_of(trace, name)}
-    columns = set() if trace.trajectories is None else set(map(str, trace.trajectories))
-    made = {name for name in names if name in DERIVED and _can(DERIVED[name], trace, columns)}
-    return frozenset(plain | made)
+    columns = [column for column in trace.signals if not trace.missing(column).all()]
+    steps = {column.partition("/")[0] for column in columns}
+    table = set() if trace.trajectories is None else set(map(str, trace.trajectories))
+    needs = {name: _needs(name) for name in names}
+    return frozenset(name for name, need in needs.items() if need <= (table if _from_table(name) else steps))
 
 
-def _can(signal: Derived, trace: Trace, columns: set[str]) -> bool:
-    if signal.table:
-        return set(signal.needs) <= columns
-    return all(columns_of(trace, name) for name in signal.needs)
+def _needs(name: str) -> set[str]:
+    return set(DERIVED[name].needs) if name in DERIVED else {name}
+
+
+def _from_table(name: str) -> bool:
+    return name in DERIVED and DERIVED[name].table
 
 
 def signal_table(trace: Trace, names: tuple[str, ...], steps_S: np.ndarray) -> np.ndarray:
     """Return transformed signals (X, S) of one run; NaN is missing, ±inf was measured as not finite."""
     padded = Padded.of(trace, steps_S)
     can = logged(trace, names)
-    plain = tuple(name for name in SIGNALS if name in can or any(name in _needs(made) for made in can))
+    wanted = {need for name in can if not _from_table(name) for need in _needs(name)}
+    plain = tuple(name for name in SIGNALS if name in wanted)
     rows = dict(zip(plain, matrix(trace, plain, steps_S), strict=True)) if plain else {}
     missing_S = np.full(len(steps_S), np.nan)
     return np.stack([_row(name, rows, padded) if name in can else missing_S for name in names])
-
-
-def _needs(name: str) -> tuple[str, ...]:
-    return () if name not in DERIVED or DERIVED[name].table else DERIVED[name].needs
 
 
 def _row(name: str, rows: dict[str, np.ndarray], padded: Padded | None) -> np.ndarray:
