@@ -43,13 +43,14 @@ class Console:
         self._sink = sink
         self._pending: list[str] = []
         self._start = 0
-        self._head = ""
+        self._head = self._origin = ""
+        self._open: dict[str, list[int]] = {}
         self._traceback: dict[str, int] = {}
 
     @property
     def waits(self) -> bool:
         """Whether the next line must be shown, whatever it holds."""
-        return bool(self._pending or self._traceback)
+        return bool(self._pending or self._traceback or self._open)
 
     def line(self, text: str, number: int) -> None:
         """Take one line."""
@@ -66,8 +67,23 @@ class Console:
         if match is not None:
             self._pipes(match, number, origin)
             return
-        if "{" in body:
-            self._dicts(body, number, origin)
+        if "{" in body or self._open:
+            if not self._inside(body, origin):
+                self._dicts(body, number, origin)
+
+    def _inside(self, body: str, origin: str) -> bool:
+        """Whether a line belongs to a configuration that began on an earlier one: its parts are no metrics."""
+        state = self._open.get(origin)
+        if state is None:
+            return False
+        state[0] += body.count("{") - body.count("}")
+        state[1] += 1
+        if body.startswith("{") or state[1] > MAX_PENDING:
+            del self._open[origin]
+            return not body.startswith("{")
+        if state[0] <= 0:
+            del self._open[origin]
+        return True
 
     def _verl(self, body: str, number: int, origin: str) -> None:
         cells: dict[str, Any] = {}
@@ -102,6 +118,13 @@ class Console:
             if head is not None and _step_word(head[1]):
                 self._pending, self._start, self._head = [body[tail:]], number, body[:tail]
                 self._origin = origin
+                return
+            depth = body[tail:].count("{") - body[tail:].count("}")
+            if depth > 0:
+                self._open[origin] = [depth, 0]
+                self._sink.skip(number, "a dict over several lines, not after a step: a configuration")
+            else:
+                self._sink.skip(number, "a dict that holds something else than plain values")
 
     def _dict(self, cells: dict[str, Any], before: str, number: int, origin: str) -> None:
         if not cells or any(isinstance(value, dict) for value in cells.values()):

@@ -35,6 +35,11 @@ def read_document(source: Source, sink: Sink) -> None:
         sink.note("a JSON document, but no list of rows and no table of columns")
 
 
+def is_document(found: Any) -> bool:
+    """Whether a JSON value on one line is a document of its own rather than the only row of a log."""
+    return isinstance(found, dict) and ("log_history" in found or _is_golden(found) or _is_columns(found))
+
+
 def _loaded(source: Source) -> Any:
     data = source.stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
