@@ -31,13 +31,12 @@ def convert(logs: Sequence[LogTrace], to: Format, out: str | Path) -> list[Path]
         out: directory; it is made when absent.
 
     Raises:
-        TraceError: no run has a metric; the first says what it contains.
+        TraceError: no run has a metric.
     """
     kept = [log for log in logs if log.has_metrics]
     if not kept:
-        if not logs:
-            raise TraceError("no run to write", expected="the result of read")
-        logs[0].trace  # raises, and says what the log contains
+        said = f"no run with a metric: {logs[0].contents}" if logs else "no run"
+        raise TraceError(f"{said}; nothing to write", expected="the result of read with at least one metric")
     names, written, folder = _names(kept), [], Path(out)
     for name, log in zip(names, kept, strict=True):
         target = folder / f"{name}.{to}"

@@ -79,11 +79,7 @@ def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
 
 def _logs(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
     runs = list(sink.runs.values()) or [Run("")]
-    return [
-        log
-        for run in runs
-        for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)
-    ]
+    return [log for run in runs for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)]
 
 
 def _groups(root: Path) -> Iterator[list[Path]]:

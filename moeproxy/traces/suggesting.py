@@ -81,7 +81,7 @@ def _alike(column: str) -> Suggestion | None:
     if not mine:
         return None
     scored = [(_likeness(mine, _words(name)), name) for name in (*SIGNALS, *LOG_SIGNALS) if not _opposed(column, name)]
-    score, name = max(scored)
+    score, name = max(scored, default=(0.0, ""))
     if score < _ENOUGH:
         return None
     return Suggestion(column, name, round(score * TAIL, 3), f"spelled like {name!r}")

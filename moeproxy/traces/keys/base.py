@@ -1,4 +1,4 @@
-"""What a framework's key map is made of: data, no code. One file a framework, all gathered in `moeproxy.traces.keys`."""
+"""What a framework's key map is made of: data, no code. `moeproxy.traces.keys` gathers all of them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ NUMERIC = frozenset(
 
 KEEPS_TEXT = frozenset({Status.TEXT, Status.OTHER})
 
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z", re.ASCII)
 _SPECIAL = {
     "nan": Status.NAN_TEXT,
     "inf": Status.POS_INF_TEXT,

@@ -67,9 +67,8 @@ class Console:
         if match is not None:
             self._pipes(match, number, origin)
             return
-        if "{" in body or self._open:
-            if not self._inside(body, origin):
-                self._dicts(body, number, origin)
+        if ("{" in body or self._open) and not self._inside(body, origin):
+            self._dicts(body, number, origin)
 
     def _inside(self, body: str, origin: str) -> bool:
         """Whether a line belongs to a configuration that began on an earlier one: its parts are no metrics."""

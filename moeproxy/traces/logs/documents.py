@@ -43,7 +43,7 @@ def is_document(found: Any) -> bool:
 def _loaded(source: Source) -> Any:
     data = source.stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise TraceError(f"a JSON document of more than {MAX_BYTES >> 20} MiB", where=source.name, expected="JSON lines")
+        raise TraceError(f"JSON of more than {MAX_BYTES >> 20} MiB", where=source.name, expected="JSON lines")
     try:
         return json.loads(data.decode("utf-8-sig", "replace"))
     except RecursionError as error:

@@ -13,7 +13,7 @@ from moeproxy.traces.logs.rows import Column, Rows
 
 MAX_STEP = 2**53
 COMMON_STEPS = ("step", "Step", "_step", "global_step", "trainer/global_step", "iteration")
-_OF = re.compile(r"\s*(\d{1,15})\s*/\s*\d{1,15}\s*\Z")
+_OF = re.compile(r"\s*(\d{1,15})\s*/\s*\d{1,15}\s*\Z", re.ASCII)
 _STEP_STATES = (Status.MEASURED, Status.NUMBER_TEXT)
 
 
@@ -110,7 +110,9 @@ def numbered(rows: Rows, main: str) -> np.ndarray:
     return steps
 
 
-def join(rows: Rows, steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], signals: Sequence[Column]) -> Joined:
+def join(
+    rows: Rows, steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], signals: Sequence[Column]
+) -> Joined:
     """Say for every row which attempt it belongs to and whether it is shown.
 
     Args:

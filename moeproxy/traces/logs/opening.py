@@ -12,13 +12,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import Any
 
 import pyarrow as pa
 
 from moeproxy.errors import TraceError
 
 PEEK = 65_536
+Stream = Any
+"""A readable stream of bytes; those of gzip, tarfile and Arrow have no type in common."""
+
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, pa.ArrowException)
 
 
@@ -54,7 +57,9 @@ class Source:
 class Counted(io.RawIOBase):
     """A stream that counts what passes; with a budget, it refuses more than that many bytes for each byte behind it."""
 
-    def __init__(self, inner: IO[bytes], where: str, behind: Counted | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self, inner: Stream, where: str, behind: Counted | None = None, limits: Limits | None = None
+    ) -> None:
         self._inner, self._where, self._behind, self._limits = inner, where, behind, limits
         self.count = 0
 
@@ -103,7 +108,7 @@ def sources(path: Path, limits: Limits | None = None) -> Iterator[Source]:
         yield from _opened(str(path), stream, limits or Limits(), 0)
 
 
-def _opened(name: str, stream: IO[bytes], limits: Limits, depth: int) -> Iterator[Source]:
+def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
     behind = Counted(stream, name)
     buffered = io.BufferedReader(behind, PEEK)
     head = buffered.peek(PEEK)[:PEEK]
@@ -114,18 +119,18 @@ def _opened(name: str, stream: IO[bytes], limits: Limits, depth: int) -> Iterato
     if depth >= limits.depth:
         raise TraceError(f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}")
     if inner is not None:
-        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)  # type: ignore[arg-type]
+        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
     elif head[:4] == b"PK\x03\x04":
         yield from _zip(name, buffered, behind, limits, depth + 1)
     else:
         yield from _tar(name, buffered, limits, depth + 1)
 
 
-def _decompressed(head: bytes, stream: io.BufferedReader) -> IO[bytes] | None:
+def _decompressed(head: bytes, stream: io.BufferedReader) -> Stream | None:
     if head[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=stream)
     if head[:4] == b"\x28\xb5\x2f\xfd":
-        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")  # type: ignore[return-value]
+        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
     if head[:3] == b"BZh" and head[4:10] == b"1AY&SY":
         return bz2.BZ2File(stream)
     if head[:6] == b"\xfd7zXZ\x00":
@@ -137,7 +142,7 @@ def _is_archive(head: bytes) -> bool:
     return head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar"
 
 
-def _zip(name: str, stream: IO[bytes], behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
+def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
     # A zip's directory stands at its end, so a zip within a stream has to be held; a zip on disk is not.
     inner = behind._inner
     held = inner if inner.seekable() else io.BytesIO(stream.read(limits.grace + 1))
@@ -169,7 +174,7 @@ def _zip_member(
         yield from _opened(inside, member, limits, depth)
 
 
-def _tar(name: str, stream: IO[bytes], limits: Limits, depth: int) -> Iterator[Source]:
+def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for count, info in enumerate(archive, 1):
@@ -194,7 +199,7 @@ def _safe(member: str, archive: str) -> str:
         TraceError: it points out of the archive. Nothing is unpacked here, but who makes such an archive means harm.
     """
     path = PurePosixPath(member.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or path.parts[:1] and path.parts[0].endswith(":"):
+    if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
         raise TraceError(
             f"a member is called {member[:80]!r}, which points out of the archive",
             where=archive,

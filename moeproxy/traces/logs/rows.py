@@ -140,7 +140,7 @@ class RowStore:
             self._parts.setdefault(name, [])
             self._texts.setdefault(name, {})
         if len(self._parts) > MAX_KEYS:
-            raise TraceError(f"more than {MAX_KEYS:,} different keys", where=f"line {line}", expected="a log of metrics")
+            raise TraceError(f"over {MAX_KEYS:,} different keys", where=f"line {line}", expected="a log of metrics")
 
     def _flush(self, layout: _Layout) -> None:
         if not layout.numbers:

@@ -23,16 +23,12 @@ def read_text(source: Source, sink: Sink) -> None:
     console = Console(sink)
     n_json = n_console = 0
     for number, raw in lines(source.stream, sink):
-        if raw[:1] == b"{" and not console.waits:
-            if _json(raw, number, sink):
-                n_json += 1
-                continue
+        if raw[:1] == b"{" and not console.waits and _json(raw, number, sink):
+            n_json += 1
+            continue
         if console.waits or INTERESTING.search(raw) is not None:
             n_console += 1
-            before = len(sink.runs)
             console.line(text(raw, number, sink), number)
-            if raw[:1] == b"{" and len(sink.runs) == before and not sink.runs:
-                sink.skip(number, "starts like JSON but is none")
     sink.container = "JSON lines" if n_json > n_console else "console log"
 
 

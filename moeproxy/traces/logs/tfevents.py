@@ -140,7 +140,8 @@ def _event(data: bytes) -> tuple[int, float, list[tuple[str, float]]]:
         elif field == 2 and wire == 0:
             step = value - (1 << 64) if value >> 63 else value
         elif field == 5 and wire == 2:
-            points += [point for part, kind, inner in _fields(value) if part == 1 and kind == 2 for point in _point(inner)]
+            values = [inner for part, kind, inner in _fields(value) if (part, kind) == (1, 2)]
+            points += [point for inner in values for point in _point(inner)]
     return step, wall, points
 
 
