@@ -14,7 +14,7 @@ KNOWN, TAIL = 1.0, 0.9
 _ENOUGH = 0.75
 _WORDS = re.compile(r"[a-z]+|\d+")
 _SHORT = {"lr": "learning rate", "len": "length", "num": "number", "gnorm": "grad norm", "advs": "advantages"}
-_SPARE = frozenset({"train", "actor", "policy", "mean", "avg", "value", "metrics", "all", "per"})
+_SPARE = frozenset({"train", "actor", "mean", "avg", "metrics", "all", "per"})
 _OPPOSED = (
     {"max", "maximum"},
     {"min", "minimum"},

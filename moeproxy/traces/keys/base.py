@@ -15,13 +15,13 @@ class Key:
         signal: canonical name, of `SIGNALS` or `LOG_SIGNALS`.
         definition: how the quantity differs from the signal's own text; "" when it does not. Two traces whose
             definitions of a signal differ are not laid over each other without saying so.
-        factor: what the logged number is multiplied with to have the signal's unit.
+        divisor: what the logged number is divided by to have the signal's unit.
     """
 
     name: str
     signal: str
     definition: str = ""
-    factor: float = 1.0
+    divisor: float = 1.0
 
 
 @dataclass(frozen=True)

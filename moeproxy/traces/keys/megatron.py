@@ -20,7 +20,7 @@ MEGATRON = Framework(
         Key("mtp_1 loss", "mtp_loss", _INTERVAL),
         Key("number of skipped iterations", "skipped_updates", "in the log interval"),
         Key("number of nan iterations", "nan_updates", "in the log interval"),
-        Key("elapsed time per iteration (ms)", "seconds_per_step", _INTERVAL, 1e-3),
+        Key("elapsed time per iteration (ms)", "seconds_per_step", _INTERVAL, 1e3),
         Key("iteration-time", "seconds_per_step"),
     ),
     steps=("iteration", "step"),

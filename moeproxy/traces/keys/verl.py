@@ -14,7 +14,7 @@ VERL = Framework(
         Key("actor/pg_loss", "policy_loss", _BATCHES),
         Key("actor/grad_norm", "grad_norm", "mean over the step's updates"),
         Key("actor/lr", "learning_rate"),
-        Key("actor/lr(1e-4)", "learning_rate", factor=1e-4),
+        Key("actor/lr(1e-4)", "learning_rate", divisor=1e4),
         Key("critic/score/mean", "reward_mean"),
         Key("critic/rewards/mean", "shaped_reward_mean"),
         Key("critic/vf_loss", "value_loss", _BATCHES),

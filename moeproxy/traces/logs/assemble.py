@@ -130,7 +130,7 @@ def _kept(
     groups = [rows.origins == number for number in processes] or everything
     for number, group in enumerate(groups):
         label = rows.origin_names[processes[number]] if processes else ""
-        for run, part in enumerate(_restarted(rows, steps, clocks, group, has), 1):
+        for run, part in enumerate(_restarted(rows, steps, clocks, group & has, group, columns), 1):
             for clock, ticks in _ticking(steps, clocks, names, part & has):
                 several = f"run {run}" if part.sum() < group.sum() else ""
                 yield ", ".join(filter(None, (label, several, clock))), part & (ticks if clock else part)
@@ -144,9 +144,9 @@ def _has(rows: Rows, columns: list[Column]) -> np.ndarray:
 
 
 def _restarted(
-    rows: Rows, steps: np.ndarray, clocks: np.ndarray, group: np.ndarray, has: np.ndarray
+    rows: Rows, steps: np.ndarray, clocks: np.ndarray, has: np.ndarray, group: np.ndarray, columns: list[Column]
 ) -> Iterator[np.ndarray]:
-    numbers = joining.restarts(rows, np.where(group & has, steps, -1), clocks)
+    numbers = joining.restarts(rows, np.where(has, steps, -1), clocks, columns)
     for number in range(int(numbers.max(initial=0)) + 1):
         yield group & (numbers == number)
 
@@ -209,7 +209,7 @@ def _signal(
         known = np.where(column.values == sentinel, np.uint8(Status.NONFINITE), known)
     use = joined.shown[column.at] & (known != Status.MISSING)
     place = np.searchsorted(index, joined.steps[column.at[use]])
-    values[place], status[place] = column.values[use] * item.key.factor, known[use]
+    values[place], status[place] = column.values[use] / item.key.divisor, known[use]
     values[np.isin(status, _NAN)] = np.nan
     return values, status
 
@@ -274,17 +274,17 @@ def originals(rows: Rows) -> tuple[pd.DataFrame, pd.DataFrame]:
         numbers, states = column.dense(len(rows))
         values[name], status[name] = _with_text(numbers, states, column), words(states)
     index = pd.RangeIndex(len(rows), name="row")
-    return pd.DataFrame(values, index=index), pd.DataFrame(status, index=index)
+    return pd.DataFrame(values, index=pd.RangeIndex(len(rows))).set_axis(index), pd.DataFrame(status, index=index)
 
 
-def _with_text(numbers: np.ndarray, states: np.ndarray, column: Column) -> np.ndarray:
+def _with_text(numbers: np.ndarray, states: np.ndarray, column: Column) -> pd.Series:
     if not column.texts:
-        return numbers
+        return pd.Series(numbers)
     cells = numbers.astype(object)
     cells[np.isin(states, [*KEEPS_TEXT, Status.MISSING, Status.NULL, Status.EMPTY])] = None
     for row, text in column.texts.items():
         cells[row] = text
-    return cells
+    return pd.Series(cells, dtype=object)  # pandas would make text of numbers
 
 
 def _places(rows: Rows, joined: Joined, info: LogInfo) -> pd.DataFrame:

@@ -85,8 +85,9 @@ def _is_one_value(text: str) -> bool:
     except RecursionError:
         return False
     except ValueError:
-        # Not whole on one line: a document over several lines, or one that is longer than what was looked at.
-        return not end or not rest.lstrip().startswith("{")
+        # Not whole on one line: a document over several lines, or one that is longer than what was looked at; but
+        # a line cut short before other objects is no document.
+        return not end or line.rstrip().endswith(("{", "[")) or not rest.lstrip().startswith("{")
     return not rest.strip() and is_document(found)
 
 

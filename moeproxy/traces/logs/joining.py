@@ -190,10 +190,11 @@ def _cell(column: Column, row: int) -> tuple[int, float | None] | None:
     return int(column.status[place]), None if np.isnan(value) else value
 
 
-def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray) -> np.ndarray:
-    """Return for every row the number of the run in this log: a return to its very first step begins another run.
+def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray, signals: Sequence[Column]) -> np.ndarray:
+    """Return for every row the number of the run in this log.
 
-    Rows without a step belong to the run of the row before them.
+    A return to the very first step begins another run, if it has a signal that this step has already; otherwise it is
+    a late row of that step. Rows without a step belong to the run of the row before them.
     """
     parts = np.zeros(len(rows), np.int32)
     there = np.flatnonzero(steps >= 0)
@@ -203,9 +204,13 @@ def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray) -> np.ndarray:
     at = there[clocks[there] == clock]
     walked = steps[at]
     back = np.flatnonzero((np.diff(walked) < 0) & (walked[1:] <= walked[0])) + 1
-    # One step alone and then back to it is a repeated line, not a run.
+    masks = _masks(signals, len(rows)) if back.size else np.zeros(0, np.uint64)
+    begun, seen = 0, masks[at[0]] if back.size else np.uint64(0)
     for place in back:
-        parts[at[place] :] += 1
+        seen |= np.bitwise_or.reduce(masks[at[begun:place]][walked[begun:place] == walked[begun]])
+        if masks[at[place]] & seen:
+            parts[at[place] :] += 1
+            begun, seen = place, masks[at[place]]
     return parts
 
 

@@ -57,9 +57,7 @@ class Source:
 class Counted(io.RawIOBase):
     """A stream that counts what passes; with a budget, it refuses more than that many bytes for each byte behind it."""
 
-    def __init__(
-        self, inner: Stream, where: str, behind: Counted | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, inner: Stream, where: str, behind: Counted | None = None, limits: Limits | None = None) -> None:
         self._inner, self._where, self._behind, self._limits = inner, where, behind, limits
         self.count = 0
 

@@ -56,8 +56,10 @@ def read_csv(source: Source, sink: Sink, delimiter: str = ",") -> None:
         elif wandb:
             _wandb_row(cells, names, wandb, number, sink)
         else:
-            row = {name: bare_cell(cell) for name, cell in zip(reversed(names), reversed(cells), strict=True)}
-            sink.row(dict(reversed(row.items())), number)
+            row: dict[str, Any] = {}
+            for name, cell in zip(names, cells, strict=True):
+                row.setdefault(name, bare_cell(cell))
+            sink.row(row, number)
 
 
 def wandb_columns(names: list[str]) -> dict[int, tuple[str, str]]:

@@ -13,7 +13,9 @@ from moeproxy.traces.logs.tfevents import masked_crc
 
 def sink_of(path: Path) -> Sink:
     """Read one file into a sink."""
-    (sink,) = [sink for source in sources(path) if (sink := Sink()) is not None and not fill(source, kind_of(source), sink)]
+    (sink,) = [
+        sink for source in sources(path) if (sink := Sink()) is not None and not fill(source, kind_of(source), sink)
+    ]
     return sink
 
 

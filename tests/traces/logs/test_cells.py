@@ -56,7 +56,7 @@ def test_unquoted() -> None:
     assert [bare("7"), bare("1e3"), bare("a b"), bare("inf")] == [7, 1000.0, "a b", math.inf]
     assert isinstance(bare("7"), int)
     assert bare(str(10**30)) == 10**30
-    assert bare_cell(" ") [1] == Status.EMPTY
+    assert bare_cell(" ")[1] == Status.EMPTY
     assert bare_cell("0.25") == (0.25, Status.MEASURED, None)
     assert bare_cell("nan")[1] == Status.NAN
     assert bare_cell("running") == (pytest.approx(math.nan, nan_ok=True), Status.TEXT, "running")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -85,12 +86,16 @@ def test_opens(tmp_path: Path, data: bytes, found: dict[str, bytes]) -> None:
 def test_bombs_are_refused_before_they_unfold(tmp_path: Path, pack) -> None:
     file = tmp_path / "bomb"
     file.write_bytes(pack(b"\0" * 20_000_000))
-    read = 0
-    with pytest.raises(TraceError, match="decompression bomb"):
+    came = []
+
+    def unfold() -> None:
         for source in sources(file, SMALL):
             while data := source.stream.read(65_536):
-                read += len(data)
-    assert read < 5_000_000
+                came.append(len(data))
+
+    with pytest.raises(TraceError, match="decompression bomb"):
+        unfold()
+    assert sum(came) < 5_000_000
 
 
 def test_a_compressible_log_is_no_bomb(tmp_path: Path) -> None:
@@ -149,7 +154,5 @@ def test_damage_is_an_error_or_no_matter(tmp_path_factory: pytest.TempPathFactor
     damaged[place] = data.draw(st.integers(0, 255))
     file = tmp_path_factory.mktemp("damage") / "x"
     file.write_bytes(damaged)
-    try:
-        _read(file, SMALL)
-    except TraceError as error:
-        assert str(file) in str(error)
+    with contextlib.suppress(TraceError):
+        assert len(_read(file, SMALL)) <= 1

@@ -31,7 +31,9 @@ def _rows(tmp_path: Path, text: str | bytes, run: str = "") -> tuple[list[dict[s
 
 
 def test_json_lines_keep_null_nan_and_absent_apart(tmp_path: Path) -> None:
-    rows, sink = _rows(tmp_path, '{"step":1,"a":0.5}\n{"step":2,"a":null}\n{"step":3,"a":NaN}\n{"step":4,"b":-Infinity}\n')
+    rows, sink = _rows(
+        tmp_path, '{"step":1,"a":0.5}\n{"step":2,"a":null}\n{"step":3,"a":NaN}\n{"step":4,"b":-Infinity}\n'
+    )
     assert rows == [
         {"step": 1.0, "a": 0.5},
         {"step": 2.0, "a": "null"},
@@ -116,9 +118,9 @@ def test_verl_console(tmp_path: Path) -> None:
 
 def test_megatron_console(tmp_path: Path) -> None:
     text = (
-        " [2025-01-01 00:00:00] iteration        5/     100 | consumed samples:          640 | elapsed time per iteration"
-        " (ms): 250.5 | learning rate: 1.000000E-04 | lm loss: 7.5E+00 | loss scale: 1.0 | grad norm: nan | number of"
-        " skipped iterations:   1 | number of nan iterations:   0 |\n"
+        " [2025-01-01 00:00:00] iteration        5/     100 | consumed samples:          640 | elapsed time per"
+        " iteration (ms): 250.5 | learning rate: 1.000000E-04 | lm loss: 7.5E+00 | loss scale: 1.0 | grad norm: nan |"
+        " number of skipped iterations:   1 | number of nan iterations:   0 |\n"
     )
     rows, _ = _rows(tmp_path, text)
     assert rows == [
