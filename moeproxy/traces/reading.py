@@ -17,7 +17,7 @@ from moeproxy.traces.logtrace import LogTrace
 
 MAX_FILES = 20_000
 _LOGLIKE = re.compile(
-    r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
+    r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|db|sqlite|wandb|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
     r"|tfevents|(?:^|[-_.])(?:log|stdout|stderr|nohup|slurm)(?:$|[-_.])",
     re.IGNORECASE,
 )
@@ -35,7 +35,8 @@ def read(
 
     Recognised are JSON lines, console output (JSON or Python dicts, verl's and Megatron's lines, with colours, process
     prefixes and progress bars), CSV (wandb exports too), trainer_state.json, Megatron's golden values, JSON lists,
-    TensorBoard event files, and gzip, zstd, bzip2, xz, tar and zip archives of these.
+    TensorBoard event files, wandb's binary files, databases of mlflow and trackio, and gzip, zstd, bzip2, xz, tar and
+    zip archives of these.
 
     Args:
         path: a file, or a directory that is searched for logs.
@@ -130,5 +131,7 @@ def _chosen(found: list[LogTrace], root: Path) -> list[LogTrace]:
 
 def _stem(name: str) -> str:
     last = Path(name.rpartition("!")[2]).name
-    stem = re.sub(r"\.(?:gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
-    return stem if "tfevents" in stem else re.sub(r"\.(?:log|txt|out|json|jsonl|csv|tsv|md)$", "", stem) or last
+    stem = re.sub(r"\.(?:db|sqlite|wandb|gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
+    return (
+        stem if "tfevents" in stem else re.sub(r"\.(?:log|txt|out|json|jsonl|csv|tsv|md|wandb|db)$", "", stem) or last
+    )

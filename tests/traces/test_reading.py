@@ -301,7 +301,12 @@ def test_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "error"),
-    [(b"SQLite format 3\0", "SQLite"), (b":W&B\0\0\0", "wandb"), (b"\0\1\2" * 50, "binary data"), (b"PAR1", "Parquet")],
+    [
+        (b"SQLite format 3\0", "broken database"),
+        (b":SWL", "SwanLab"),
+        (b"\0\1\2" * 50, "binary data"),
+        (b"PAR1", "Parquet"),
+    ],
 )
 def test_other_files_are_named(tmp_path: Path, data: bytes, error: str) -> None:
     (tmp_path / "x.log").write_bytes(data)

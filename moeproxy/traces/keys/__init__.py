@@ -79,7 +79,9 @@ def custom(mapping: Mapping[str, str], step: str | None, base: Framework) -> Fra
 
 
 def _score(framework: Framework, names: set[str], hints: set[str]) -> int:
-    marks = sum(any(pattern.match(name) for name in names) for pattern in _patterns(framework.marks))
+    marks = sum(
+        all(any(pattern.match(name) for name in names) for pattern in _patterns(mark)) for mark in framework.marks
+    )
     seen = sum(hint in hints for hint in framework.hints)
     if not marks and not seen:
         return 0
@@ -88,5 +90,5 @@ def _score(framework: Framework, names: set[str], hints: set[str]) -> int:
 
 
 @cache
-def _patterns(marks: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(translate(mark.replace("[", "[[]"))) for mark in marks)
+def _patterns(mark: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(translate(part.replace("[", "[[]"))) for part in mark.split("&"))

@@ -32,7 +32,7 @@ class Framework:
         name: short name.
         keys: of several keys for one signal the first that a log has is taken.
         steps: keys that hold the step; each is a clock of its own, the first that a row has counts.
-        marks: patterns (`fnmatch`) of keys that tell it from others.
+        marks: patterns (`fnmatch`) of keys that tell it from others; "a&b" needs both.
         hints: what the readers of containers saw that tells it from others.
         prefixes: that loggers put before every key.
         ordinal: a key whose rows are numbered when a log has no step at all; "" when that would be a guess.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,9 +97,7 @@ class RowStore:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         self._texts: dict[str, dict[int, str]] = {}
-        self._lines: list[int] = []
-        self._origins: list[int] = []
-        self._files: list[int] = []
+        self._lines, self._origins, self._files = array("q"), array("i"), array("i")
         self._names: dict[str, int] = {}
         self.file = 0
 

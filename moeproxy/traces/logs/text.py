@@ -94,6 +94,19 @@ def _repeats(raw: bytes) -> bool:
     return any(seen)
 
 
+def take_object(raw: bytes | str, number: int, sink: Sink, *, before: dict[str, Any], run: str = "") -> None:
+    """Take JSON that a logger has stored as one value; the cells `before` come first."""
+    try:
+        found = json.loads(raw)
+        if not isinstance(found, dict):
+            raise ValueError
+        cells = flat(found)
+    except (ValueError, TypeError, RecursionError):
+        sink.skip(number, "no JSON object")
+        return
+    sink.row(before | {name: value for name, value in cells.items() if name not in before}, number, run=run)
+
+
 def unwrapped(found: dict[str, Any], sink: Sink) -> dict[str, Any]:
     """Return the metrics of a row that a logger has put into an envelope, beside its step."""
     if found.keys() == {"step", "data"} and isinstance(found["data"], dict):

@@ -105,7 +105,7 @@ def _length(head: bytes) -> int:
     return struct.unpack("<Q", head[:8])[0]
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
+def fields(data: bytes) -> Iterator[tuple[int, int, Any]]:
     """Yield (field, wire type, value) of a message: integers for 0, bytes for the others."""
     place = 0
     while place < len(data):
@@ -134,20 +134,20 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 def _event(data: bytes) -> tuple[int, float, list[tuple[str, float]]]:
     step, wall, points = 0, float("nan"), []
-    for field, wire, value in _fields(data):
+    for field, wire, value in fields(data):
         if field == 1 and wire == 1:
             wall = struct.unpack("<d", value)[0]
         elif field == 2 and wire == 0:
             step = value - (1 << 64) if value >> 63 else value
         elif field == 5 and wire == 2:
-            values = [inner for part, kind, inner in _fields(value) if (part, kind) == (1, 2)]
+            values = [inner for part, kind, inner in fields(value) if (part, kind) == (1, 2)]
             points += [point for inner in values for point in _point(inner)]
     return step, wall, points
 
 
 def _point(data: bytes) -> Iterator[tuple[str, float]]:
     tag, number = "", None
-    for field, wire, value in _fields(data):
+    for field, wire, value in fields(data):
         if field == 1 and wire == 2:
             tag = value.decode("utf-8")
         elif field == 2 and wire == 5:
@@ -161,7 +161,7 @@ def _point(data: bytes) -> Iterator[tuple[str, float]]:
 def _tensor(data: bytes) -> float | None:
     """Return the number of a tensor of one float or double; None for others (text, images, histograms)."""
     kind, numbers = 0, b""
-    for field, wire, value in _fields(data):
+    for field, wire, value in fields(data):
         if field == 1 and wire == 0:
             kind = value
         elif field in (4, 5, 6) and wire in (1, 2, 5):

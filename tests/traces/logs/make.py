@@ -25,11 +25,13 @@ def record(data: bytes) -> bytes:
     return head + struct.pack("<I", masked_crc(head)) + data + struct.pack("<I", masked_crc(data))
 
 
-def _field(number: int, wire: int, data: bytes) -> bytes:
-    return _varint(number << 3 | wire) + (_varint(len(data)) if wire == 2 else b"") + data
+def field(number: int, wire: int, data: bytes) -> bytes:
+    """Return a field of a protobuf message."""
+    return varint(number << 3 | wire) + (varint(len(data)) if wire == 2 else b"") + data
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return an integer as protobuf writes it."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -39,15 +41,15 @@ def _varint(value: int) -> bytes:
 
 def event(step: int, values: dict[str, float], *, tensor: bool = False) -> bytes:
     """Return an Event with scalars, as simple values or as TensorFlow 2 writes them."""
-    body = _field(1, 1, struct.pack("<d", 1.5)) + _field(2, 0, _varint(step))
+    body = field(1, 1, struct.pack("<d", 1.5)) + field(2, 0, varint(step))
     for tag, value in values.items():
         number = struct.pack("<f", value)
-        scalar = _field(8, 2, _field(1, 0, _varint(1)) + _field(4, 2, number)) if tensor else _field(2, 5, number)
-        body += _field(5, 2, _field(1, 2, _field(1, 2, tag.encode()) + scalar))
+        scalar = field(8, 2, field(1, 0, varint(1)) + field(4, 2, number)) if tensor else field(2, 5, number)
+        body += field(5, 2, field(1, 2, field(1, 2, tag.encode()) + scalar))
     return body
 
 
 def events(*bodies: bytes) -> bytes:
     """Return an event file with its header."""
-    version = _field(1, 1, struct.pack("<d", 1.0)) + _field(3, 2, b"brain.Event:2")
+    version = field(1, 1, struct.pack("<d", 1.0)) + field(3, 2, b"brain.Event:2")
     return b"".join(map(record, (version, *bodies)))
