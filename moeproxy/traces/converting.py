@@ -92,7 +92,7 @@ def _write_csv(table: pd.DataFrame, target: Path) -> None:
 def _write_parquet(table: pd.DataFrame, target: Path) -> None:
     # Columns that hold text and numbers become text: Parquet has one type a column.
     mixed = {
-        name: column.map(lambda cell: None if cell is None or cell != cell else str(cell))
+        str(name): column.map(lambda cell: None if cell is None or cell != cell else str(cell))
         for name, column in table.items()
         if column.dtype == object
     }

@@ -90,7 +90,7 @@ def _alike(column: str) -> Suggestion | None:
 def _words(name: str) -> tuple[str, ...]:
     """Return the words that carry the meaning: case, signs, short forms and spare words aside."""
     split = re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()
-    words = " ".join(_SHORT.get(word, word) for word in _WORDS.findall(split)).split()
+    words = " ".join([_SHORT.get(str(word), str(word)) for word in _WORDS.findall(split)]).split()
     return tuple(word for word in words if word not in _SPARE) or tuple(words)
 
 

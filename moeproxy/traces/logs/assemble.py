@@ -61,8 +61,8 @@ def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes:
     )
     chosen = _chosen(rows, framework)
     steps, clocks, names, info = _steps(rows, framework, chosen, info)
-    parts = list(_parts(rows, steps, clocks, names, chosen, info))
-    return [_log(part, framework, *pieces) for part, *pieces in parts]
+    parts = _parts(rows, steps, clocks, names, chosen, info)
+    return [_log(part, framework, taken, at, of, names) for part, taken, at, of in parts]
 
 
 def _framework(rows: Rows, sink: Sink, wishes: Wishes) -> Framework:
@@ -110,14 +110,14 @@ def _steps(
 
 def _parts(
     rows: Rows, steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], chosen: list[Chosen], info: LogInfo
-) -> Iterator[tuple[LogInfo, Rows, np.ndarray, np.ndarray, tuple[str, ...]]]:
+) -> Iterator[tuple[LogInfo, Rows, np.ndarray, np.ndarray]]:
     """Yield every run: restarted ones, processes that logged side by side, and clocks that tick differently."""
     for label, keep in _kept(rows, steps, clocks, names, chosen):
         if keep.all() and not label:
-            yield info, rows, steps, clocks, names
+            yield info, rows, steps, clocks
         else:
             part = replace(info, name=f"{info.name} [{label}]", rows=int(keep.sum()))
-            yield part, rows.take(keep), steps[keep], clocks[keep], names
+            yield part, rows.take(keep), steps[keep], clocks[keep]
 
 
 def _kept(
@@ -165,9 +165,9 @@ def _alike(steps: list[np.ndarray]) -> bool:
     first = steps[0]
     for other in steps[1:]:
         low, high = max(first[0], other[0]), min(first[-1], other[-1])
-        inner = [values[(values >= low) & (values <= high)] for values in (first, other)]
+        mine, theirs = (values[(values >= low) & (values <= high)] for values in (first, other))
         ends = abs(int(first[0]) - int(other[0])) + abs(int(first[-1]) - int(other[-1]))
-        if not np.array_equal(*inner) or ends > 1:
+        if not np.array_equal(mine, theirs) or ends > 1:
             return False
     return True
 

@@ -18,10 +18,23 @@ INTERESTING = re.compile(
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
 MAX_KEY = 300
 
+_WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
+_WORDS += (b"NCCL", b"egmentation", b"core dumped", b"No space left")
+
+
+def interesting(line: bytes) -> bool:
+    """Return whether a line is worth a look. A plain search for words is faster than the pattern."""
+    for word in _WORDS:
+        if word in line:
+            return INTERESTING.search(line) is not None
+    return False
+
+
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
 _RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
 _REPEATED = re.compile(r"\s*\[repeated \d+x across (?:the )?cluster\].*$")
+_QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
 _VERL = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
 _PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
 _HEADER = re.compile(r"((?:[A-Za-z][\w/]* ){0,3}?[A-Za-z][\w/]*)[ :=#]+(\d{1,15})\s*(?:/\s*\d+\s*)?[:\-|=>]*\s*$")
@@ -86,7 +99,7 @@ class Console:
 
     def _verl(self, body: str, number: int, origin: str) -> None:
         cells: dict[str, Any] = {}
-        for part in _REPEATED.sub("", body).rstrip("'\") ").split(" - "):
+        for part in _QUOTED.sub("", _REPEATED.sub("", body)).split(" - "):
             key, colon, value = part.rpartition(":")
             if not colon or len(key) > MAX_KEY or not key.strip():
                 self._sink.skip(number, "a part between dashes without a key")

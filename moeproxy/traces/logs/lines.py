@@ -30,8 +30,11 @@ def lines(stream: io.BufferedIOBase, sink: Sink) -> Iterator[tuple[int, bytes]]:
         pieces = data.removesuffix(tail).split(b"\n") if b"\n" in data else [data.removesuffix(tail)]
         rest = pieces.pop() + tail
         for piece in pieces:
-            if not dropping:
-                yield from _parts(number, piece, sink)
+            if not dropping and piece:
+                if len(piece) <= MAX_LINE and b"\r" not in piece:
+                    yield number, piece
+                else:
+                    yield from _parts(number, piece, sink)
             dropping = False
             number += 1
         if len(rest) > MAX_LINE:

@@ -47,7 +47,7 @@ class Source:
     """One file to read: its name (in an archive: archive!member) and its bytes; `peek` looks without consuming."""
 
     name: str
-    stream: io.BufferedReader
+    stream: io.BufferedReader[Any]
 
     def peek(self) -> bytes:
         """Return the first bytes, at most 64 KiB."""
@@ -124,7 +124,7 @@ def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[S
         yield from _tar(name, buffered, limits, depth + 1)
 
 
-def _decompressed(head: bytes, stream: io.BufferedReader) -> Stream | None:
+def _decompressed(head: bytes, stream: io.BufferedReader[Any]) -> Stream | None:
     if head[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=stream)
     if head[:4] == b"\x28\xb5\x2f\xfd":

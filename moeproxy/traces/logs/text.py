@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from moeproxy.traces.logs.cells import Status
-from moeproxy.traces.logs.console import INTERESTING, MAX_KEY, Console
+from moeproxy.traces.logs.console import MAX_KEY, Console, interesting
 from moeproxy.traces.logs.lines import lines, text
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 
 MAX_DEPTH = 16
-_SCAN = json.JSONDecoder().scan_once
+_SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 """What `json.loads` calls, without the looks at white space before and after that cost a third of its time."""
 
 
@@ -28,7 +28,7 @@ def read_text(source: Source, sink: Sink) -> None:
         if raw[:1] == b"{" and not console.waits and _json(raw, number, sink):
             n_json += 1
             continue
-        if console.waits or INTERESTING.search(raw) is not None:
+        if console.waits or interesting(raw):
             n_console += 1
             console.line(text(raw, number, sink), number)
     sink.container = "JSON lines" if n_json > n_console else "console log"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from moeproxy.traces.logs.cells import WORDS, Status
+from moeproxy.traces.logs.console import interesting
 from moeproxy.traces.logs.sink import Sink
 from tests.traces.logs.make import sink_of
 
@@ -98,7 +99,8 @@ def test_verl_console(tmp_path: Path) -> None:
     text = (
         "\x1b[36m(TaskRunner pid=12)\x1b[0m step:1 - actor/pg_loss:-0.125 - actor/lr:np.float64(1e-06) - "
         "val-core/a:b/acc/mean@8:0.5 - critic/score/max:nan\x1b[0m\n"
-        "(main_task pid=7, ip=10.0.0.1) step:2 - actor/lr(1e-4):0.010 - x:inf [repeated 2x across cluster]\n"
+        "(main_task pid=7, ip=10.0.0.1) ('step:2 - actor/lr(1e-4):0.010 - y:np.float64(0.5)')\n"
+        "(main_task pid=7, ip=10.0.0.1) step:3 - y:np.float64(0.75) - x:inf [repeated 2x across cluster]\n"
         "\x1b[36m(WorkerDict pid=13)\x1b[0m nothing here\n"
     )
     rows, sink = _rows(tmp_path, text)
@@ -110,7 +112,8 @@ def test_verl_console(tmp_path: Path) -> None:
             "val-core/a:b/acc/mean@8": 0.5,
             "critic/score/max": "nan",
         },
-        {"step": 2.0, "actor/lr(1e-4)": 0.01, "x": "pos inf"},
+        {"step": 2.0, "actor/lr(1e-4)": 0.01, "y": 0.5},
+        {"step": 3.0, "y": 0.75, "x": "pos inf"},
     ]
     assert sink.runs[""].store.finish().origin_names == ("TaskRunner pid=12", "main_task pid=7, ip=10.0.0.1")
     assert sink.hints == {"step:- line"}
@@ -228,3 +231,27 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _rows(tmp_path, text)[0] == whole
     assert whole[4] == {"step": 4.0, "a": 1.0}
     assert not math.isnan(whole[3]["b"])
+
+
+def test_the_quick_look_misses_nothing() -> None:
+    lines = [
+        b"{ 'a': 1}",
+        b'{"a": 1}',
+        b"x step: 1 - ",
+        b"iteration  1/ 2 |",
+        b"Traceback",
+        b"KeyError",
+        b"error",
+        b"OOM",
+        b"out of memory",
+        b"Killed",
+        b"SIGTERM",
+        b"NCCL",
+        b"Segmentation",
+        b"segmentation",
+        b"1/2 [0",
+        b"core dumped",
+        b"No space left",
+    ]
+    assert all(map(interesting, lines))
+    assert not any(map(interesting, [b"", b"words [in] brackets", b"{ 1", b"a step: no"]))
