@@ -1,4 +1,7 @@
-"""Command line: `run` does the main job; `inspect`, `profile` and `prune` work on any supported checkpoint."""
+"""Command line: `run` does the main job; `inspect`, `profile` and `prune` work on any supported checkpoint.
+
+`read` shows and converts training logs.
+"""
 
 from __future__ import annotations
 
@@ -88,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     profile.add_argument("--scratch", type=_path, default=None, help="folder for hidden states of a streamed pass")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
+    _add_read(commands.add_parser("read", help="what a training log of any framework holds; convert it"))
     return parser
 
 
@@ -125,6 +129,29 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
         default=None,
         help="reload the proxy and compare logits (default: if original and proxy fit into memory)",
     )
+
+
+def _add_read(read: argparse.ArgumentParser) -> None:
+    read.add_argument("path", type=_path, help="a log, an archive of logs, or a directory")
+    read.add_argument("--to", choices=("parquet", "csv"), default=None, help="write the runs as such files")
+    read.add_argument("--out", type=_path, default=Path("traces"), help="directory to write to (default: traces)")
+    read.add_argument(
+        "--map",
+        type=_pair,
+        nargs="+",
+        default=(),
+        metavar="KEY=SIGNAL",
+        help="which signal a key of the log is, instead of the framework's own map",
+    )
+    read.add_argument("--step", default=None, help="key that holds the step")
+    read.add_argument("--framework", default=None, help="who wrote the log (default: recognised by its keys)")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, signal = text.rpartition("=")
+    if not sign or not key or not signal:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=SIGNAL")
+    return key, signal
 
 
 if __name__ == "__main__":

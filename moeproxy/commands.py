@@ -166,6 +166,18 @@ def _checked(proxy: Proxy) -> Proxy:
         raise
 
 
+def read(options: Namespace) -> str:
+    """Say what a log holds, or convert it."""
+    from moeproxy.traces.converting import convert
+    from moeproxy.traces.reading import read as read_log
+
+    logs = read_log(options.path, mapping=dict(options.map) or None, step=options.step, framework=options.framework)
+    lines = [log.summary() for log in logs]
+    if options.to:
+        lines += [f"written: {path}" for path in convert(logs, options.to, options.out)]
+    return "\n".join(lines)
+
+
 def read_texts(path: Path, field: str) -> list[str]:
     """Return calibration texts: one a line, or the `field` of each line of a .jsonl file.
 

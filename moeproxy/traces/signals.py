@@ -73,6 +73,34 @@ _TABLE = (
 SIGNALS: MappingProxyType[str, Signal] = MappingProxyType({signal.name: signal for signal in _TABLE})
 """Every canonical signal by name, in display order."""
 
+_LOGGED = (
+    Signal("lm_loss", "nats", "linear", "cross-entropy of the text, per token (pre-training and fine-tuning)"),
+    Signal("value_loss", "", "log", "loss of the value model"),
+    Signal("learning_rate", "", "log", "learning rate of the policy's first parameter group", resolution=1e-12),
+    Signal("kl_old", "nats", "linear", "estimated KL divergence from the policy at the start of the update"),
+    Signal("clip_fraction", "share", "linear", "share of tokens clipped, both bounds together", resolution=1e-3),
+    Signal("is_ratio_mean", "", "log", "mean importance ratio of training to rollout policy", resolution=1e-3),
+    Signal("is_ratio_max", "", "log", "largest importance ratio of training to rollout policy", resolution=1e-3),
+    Signal("is_ratio_min", "", "log", "smallest importance ratio of training to rollout policy", resolution=1e-3),
+    Signal("logprob_diff_std", "nats", "log", "spread of |rollout - training log-prob|", resolution=1e-4),
+    Signal("sequence_logprob_diff", "nats", "log", "mean over sequences of |difference of mean log-prob|"),
+    Signal("prob_diff_mean", "probability", "log", "mean |rollout - training probability|", resolution=1e-4),
+    Signal("prob_diff_max", "probability", "log", "largest |rollout - training probability|", resolution=1e-3),
+    Signal("prob_diff_std", "probability", "log", "spread of |rollout - training probability|", resolution=1e-4),
+    Signal("response_length_max", "tokens", "log", "length of the longest response", resolution=1),
+    Signal("response_length_min", "tokens", "log", "length of the shortest response", resolution=1),
+    Signal("shaped_reward_mean", "reward", "linear", "mean reward after penalties such as the KL", resolution=1e-3),
+    Signal("staleness", "steps", "linear", "mean age of the policy that made the samples", resolution=1e-3),
+    Signal("z_loss", "", "log", "router z-loss before its coefficient"),
+    Signal("mtp_loss", "nats", "linear", "loss of the first multi-token-prediction head"),
+    Signal("expert_load_violation", "", "log", "largest expert load over the mean, minus 1, all layers together"),
+    Signal("skipped_updates", "updates", "linear", "updates that the optimizer skipped", resolution=0.5),
+    Signal("nan_updates", "updates", "linear", "updates whose loss or gradient was NaN", resolution=0.5),
+)
+
+LOG_SIGNALS: MappingProxyType[str, Signal] = MappingProxyType({signal.name: signal for signal in _LOGGED})
+"""Further quantities, which only other programs log; runs of the lab have none of them, so nothing compares them."""
+
 TRAJECTORY_COLUMNS = ("prompt", "reward", "length", "repetition_ratio", "advantage")
 """Columns of the trajectory table beside `step`: prompt index, reward, tokens, repeated share, advantage."""
 
@@ -94,7 +122,7 @@ def signal_of(column: str) -> Signal:
         'linear'
     """
     name, slash, layer = column.partition("/")
-    signal = SIGNALS.get(name)
+    signal = SIGNALS.get(name) or LOG_SIGNALS.get(name)
     if signal is not None and signal.per_layer == bool(slash) and (not slash or layer.isdigit()):
         return signal
     raise TraceError(f"unknown signal {column!r}", expected=_expected(name), remedy="rename the column or drop it")
@@ -111,6 +139,6 @@ def _expected(name: str) -> str:
     signal = SIGNALS.get(name)
     if signal is not None:
         return f"`{name}/<layer>`" if signal.per_layer else f"`{name}` without a layer"
-    near = difflib.get_close_matches(name, SIGNALS, n=1)
+    near = difflib.get_close_matches(name, [*SIGNALS, *LOG_SIGNALS], n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
     return f"a name of moeproxy.traces.SIGNALS{hint}"

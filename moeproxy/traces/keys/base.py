@@ -1,0 +1,57 @@
+"""What a framework's key map is made of: data, no code. `moeproxy.traces.keys` gathers all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a framework and the signal it stands for.
+
+    Args:
+        name: the key as the framework writes it.
+        signal: canonical name, of `SIGNALS` or `LOG_SIGNALS`.
+        definition: how the quantity differs from the signal's own text; "" when it does not. Two traces whose
+            definitions of a signal differ are not laid over each other without saying so.
+        divisor: what the logged number is divided by to have the signal's unit.
+    """
+
+    name: str
+    signal: str
+    definition: str = ""
+    divisor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How one framework logs.
+
+    Args:
+        name: short name.
+        keys: of several keys for one signal the first that a log has is taken.
+        steps: keys that hold the step; each is a clock of its own, the first that a row has counts.
+        marks: patterns (`fnmatch`) of keys that tell it from others; "a&b" needs both.
+        hints: what the readers of containers saw that tells it from others.
+        prefixes: that loggers put before every key.
+        ordinal: a key whose rows are numbered when a log has no step at all; "" when that would be a guess.
+        hides_nan: (loss, gradient norm): the loss is 0 or an average of others when it was not finite.
+        infinite: key to the number that it writes for infinity.
+        notes: what a reader of every such log must know.
+    """
+
+    name: str
+    keys: tuple[Key, ...]
+    steps: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ("",)
+    ordinal: str = ""
+    hides_nan: tuple[str, str] | None = None
+    infinite: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Return the key with every prefix."""
+        return tuple(prefix + key for prefix in self.prefixes)

@@ -1,0 +1,170 @@
+"""OpenRLHF, slime, NeMo-RL, SkyRL, AReaL, ROLL and prime-rl, by the keys in their sources."""
+
+from __future__ import annotations
+
+from moeproxy.traces.keys.base import Framework, Key
+
+OPENRLHF = Framework(
+    name="openrlhf",
+    keys=(
+        Key("policy_loss", "policy_loss"),
+        Key("act_loss", "policy_loss"),
+        Key("actor_grad_norm", "grad_norm"),
+        Key("actor_lr", "learning_rate"),
+        Key("reward", "reward_mean"),
+        Key("critic_loss", "value_loss"),
+        Key("kl", "kl", "the estimate that kl_estimator names, mean over sequences"),
+        Key("ppo_kl", "kl_old", "k1 estimate"),
+        Key("ppo_clip_ratio", "clip_fraction"),
+        Key("response_length", "response_length"),
+        Key("gen_len", "response_length"),
+        Key("vllm_kl", "logprob_diff_k1", "mean of rollout minus training log-prob"),
+        Key("truncated_rate", "truncated"),
+        Key("timing/step_total", "seconds_per_step"),
+    ),
+    steps=("train/global_step", "global_step", "step"),
+    marks=("*actor_lr", "*actor_grad_norm", "*ppo_clip_ratio", "*vllm_kl", "*act_loss", "*dynamic_filtering_pass_rate"),
+    prefixes=("", "train/"),
+)
+
+SLIME = Framework(
+    name="slime",
+    keys=(
+        Key("train/loss", "total_loss"),
+        Key("train/pg_loss", "policy_loss"),
+        Key("train/grad_norm", "grad_norm", "NaN marks an update that was skipped"),
+        Key("train/lr-pg_0", "learning_rate"),
+        Key("train/entropy_loss", "entropy", "of the updated tokens"),
+        Key("rollout/entropy", "entropy", "of the rollout"),
+        Key("train/kl_loss", "kl", "the estimate that kl_loss_type names"),
+        Key("train/ppo_kl", "kl_old", "k1 estimate"),
+        Key("train/pg_clipfrac", "clip_fraction"),
+        Key("train/value_loss", "value_loss"),
+        Key("rollout/raw_reward", "reward_mean"),
+        Key("rollout/rewards", "shaped_reward_mean", "after normalisation within groups"),
+        Key("rollout/response_len/mean", "response_length"),
+        Key("rollout/response_lengths", "response_length"),
+        Key("rollout/response_len/max", "response_length_max"),
+        Key("rollout/response_len/min", "response_length_min"),
+        Key("rollout/truncated_ratio", "truncated"),
+        Key("rollout/truncated", "truncated"),
+        Key("train/train_rollout_logprob_abs_diff", "logprob_diff_mean"),
+        Key("train/ois", "is_ratio_mean", "exp(training - rollout log-prob), before truncation"),
+        Key("perf/step_time", "seconds_per_step"),
+    ),
+    steps=("train/step", "rollout/step", "eval/step", "step"),
+    marks=("train/lr-pg_*", "train/step", "rollout/step", "rollout/raw_reward", "train/train_rollout_*", "train/ois"),
+    notes=("updates and rollouts have clocks of their own (train/step, rollout/step)",),
+)
+
+NEMO = Framework(
+    name="nemo-rl",
+    keys=(
+        Key("loss", "total_loss"),
+        Key("grad_norm", "grad_norm"),
+        Key("lr", "learning_rate"),
+        Key("reward", "reward_mean"),
+        Key("approx_entropy", "entropy", "estimated from the sampled tokens"),
+        Key("kl_penalty", "kl", "estimate of the loss term"),
+        Key("policy_kl_error", "kl_old"),
+        Key("mean_gen_tokens_per_sample", "response_length"),
+        Key("truncation_rate", "truncated"),
+        Key("gen_kl_error", "logprob_diff_k3", "k3 estimate, mean over valid tokens"),
+        Key("sampling_importance_ratio", "is_ratio_mean"),
+        Key("probs_ratio_min", "is_ratio_min", "of current to old policy"),
+        Key("probs_ratio_max", "is_ratio_max", "of current to old policy"),
+        Key("avg_trajectory_age", "staleness"),
+        Key("moe/load_balancing_loss", "aux_loss"),
+    ),
+    steps=("step",),
+    marks=("*token_mult_prob_error", "*gen_kl_error", "*baseline_reward/*", "*probs_ratio*", "*approx_entropy"),
+    prefixes=("train/", ""),
+    infinite={"probs_ratio_min": -1.0, "probs_ratio_max": -1.0},
+    notes=("an infinite probs_ratio_min or _max is written as -1", "lists are summed over micro-batches"),
+)
+
+SKYRL = Framework(
+    name="skyrl",
+    keys=(
+        Key("policy/final_loss", "total_loss"),
+        Key("policy/policy_loss", "policy_loss"),
+        Key("policy/grad_norm", "grad_norm"),
+        Key("policy/policy_lr", "learning_rate"),
+        Key("reward/avg_raw_reward", "reward_mean"),
+        Key("policy/policy_entropy", "entropy"),
+        Key("policy/policy_kl", "kl"),
+        Key("loss/avg_kl", "kl", "of the reward's penalty"),
+        Key("policy/loss_metrics/clip_ratio", "clip_fraction"),
+        Key("generate/avg_num_tokens", "response_length"),
+        Key("policy/rollout_train_logprobs_abs_diff_mean", "logprob_diff_mean"),
+        Key("policy/rollout_train_logprobs_abs_diff_max", "logprob_diff_max"),
+        Key("policy/rollout_train_logprobs_abs_diff_std", "logprob_diff_std"),
+        Key("async/staleness_mean", "staleness"),
+        Key("timing/step", "seconds_per_step"),
+    ),
+    steps=("step", "trainer/global_step", "global_step"),
+    marks=("policy/*", "reward/avg_raw_reward", "generate/*", "trainer/global_step"),
+)
+
+AREAL = Framework(
+    name="areal",
+    keys=(
+        Key("ppo_actor/update/actor_loss/avg", "policy_loss"),
+        Key("ppo_actor/update/grad_norm", "grad_norm"),
+        Key("ppo_actor/update/lr", "learning_rate"),
+        Key("ppo_actor/task_reward/avg", "reward_mean"),
+        Key("ppo_actor/update/entropy/avg", "entropy"),
+        Key("ppo_actor/kl_rewards/avg", "kl", "as the reward's penalty: with its sign and coefficient"),
+        Key("ppo_actor/update/approx_kl/avg", "kl_old"),
+        Key("ppo_actor/update/clip_ratio/avg", "clip_fraction"),
+        Key("ppo_actor/seq_len/avg", "response_length", "with the prompt"),
+        Key("ppo_actor/no_eos_ratios/avg", "truncated", "share without end token"),
+        Key("ppo_actor/update/behave_approx_kl/avg", "logprob_diff_k1", "of the old training and the rollout policy"),
+        Key("ppo_actor/update/behave_imp_weight/avg", "is_ratio_mean"),
+    ),
+    steps=("step", "global_step"),
+    marks=("ppo_actor/*", "version_stats/*"),
+)
+
+ROLL = Framework(
+    name="roll",
+    keys=(
+        Key("actor/total_loss", "total_loss"),
+        Key("actor/pg_loss", "policy_loss"),
+        Key("actor/grad_norm", "grad_norm"),
+        Key("actor/lr", "learning_rate"),
+        Key("critic/score/mean", "reward_mean"),
+        Key("critic/rewards/mean", "shaped_reward_mean"),
+        Key("critic/entropy/mean", "entropy"),
+        Key("actor/kl_loss", "kl"),
+        Key("critic/kl", "kl", "of the reward's penalty"),
+        Key("actor/approxkl", "kl_old"),
+        Key("actor/ppo_ratio_clipfrac", "clip_fraction"),
+        Key("tokens/response_length/mean", "response_length"),
+        Key("tokens/response_length/max", "response_length_max"),
+    ),
+    steps=("step", "system/global_step"),
+    marks=("actor/ppo_ratio_*", "tokens/*", "actor/train_infer_*", "actor/approxkl", "actor/total_loss"),
+)
+
+PRIME_RL = Framework(
+    name="prime-rl",
+    keys=(
+        Key("loss/mean", "policy_loss"),
+        Key("optim/grad_norm", "grad_norm"),
+        Key("optim/lr", "learning_rate"),
+        Key("reward/mean", "reward_mean"),
+        Key("entropy/all/mean", "entropy"),
+        Key("entropy/mean", "entropy"),
+        Key("mismatch_kl/all/mean", "logprob_diff_k3", "KL of rollout and training policy, mean over tokens"),
+        Key("mismatch_kl/mean", "logprob_diff_k3", "KL of rollout and training policy, mean over tokens"),
+        Key("is_truncated/mean", "truncated"),
+        Key("seq_len/mean", "response_length", "with the prompt"),
+        Key("off_policy/mean", "staleness"),
+        Key("max_vio/mean", "expert_load_violation", "padding counted"),
+        Key("time/step", "seconds_per_step"),
+    ),
+    steps=("step",),
+    marks=("optim/*", "mismatch_kl/*", "max_vio/*", "is_masked/*", "kl_ent_ratio/*", "routing_confidence/*"),
+    notes=("values that are not finite are dropped by its logger: a gap may be a NaN",),
+)

@@ -1,0 +1,226 @@
+"""What consoles show: metrics between progress bars, prefixes, colours and tracebacks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from moeproxy.traces.logs.cells import bare
+from moeproxy.traces.logs.literals import NotALiteral, dicts
+from moeproxy.traces.logs.sink import Sink
+
+INTERESTING = re.compile(
+    rb"""\{\s*['"]|\bstep:\s*\d|iteration\s+\d+\s*/|Traceback|[Ee]rror|OOM|out of memory|Killed|SIG[A-Z]{3,}|NCCL"""
+    rb"""|[Ss]egmentation|\d+/\d+\s\[|core dumped|No space left""",
+)
+"""A line without any of these holds nothing that this reader takes; most lines of a long log are such."""
+
+MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
+MAX_KEY = 300
+
+_WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
+_WORDS += (b"NCCL", b"egmentation", b"core dumped", b"No space left")
+
+
+def interesting(line: bytes) -> bool:
+    """Return whether a line is worth a look. A plain search for words is faster than the pattern."""
+    for word in _WORDS:
+        if word in line:
+            return INTERESTING.search(line) is not None
+    return False
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
+_RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
+_RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
+_REPEATED = re.compile(r"\s*\[repeated \d+x across (?:the )?cluster\].*$")
+_QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
+_VERL = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
+_PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
+_HEADER = re.compile(r"((?:[A-Za-z][\w/]* ){0,3}?[A-Za-z][\w/]*)[ :=#]+(\d{1,15})\s*(?:/\s*\d+\s*)?[:\-|=>]*\s*$")
+_PROGRESS = re.compile(r"(\d+)/(\d+)\s\[")
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Killed|Timeout|Warning)?\b.*$")
+_FAILURES = (
+    ("out of memory", re.compile(r"out of memory|OutOfMemory|\bOOM\b|oom-kill|OOMKilled")),
+    ("killed", re.compile(r"^\s*Killed\s*$|\bSIGKILL\b|Signal 9\b|exitcode\s*:\s*-9")),
+    ("signal", re.compile(r"\bSIG(?:TERM|SEGV|ABRT|BUS|INT)\b|[Ss]egmentation fault|core dumped")),
+    ("error", re.compile(r"NCCL.{0,80}(?:timeout|timed out|error)|No space left on device")),
+)
+_STEPWORDS = ("step", "iteration", "rollout", "iter")
+
+
+class Console:
+    """Reads lines one after the other; keeps what may go on over the next lines."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._pending: list[str] = []
+        self._start = 0
+        self._head = self._origin = ""
+        self._open: dict[str, list[int]] = {}
+        self._traceback: dict[str, int] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next line must be shown, whatever it holds."""
+        return bool(self._pending or self._traceback or self._open)
+
+    def line(self, text: str, number: int) -> None:
+        """Take one line."""
+        plain = _ANSI.sub("", text) if "\x1b" in text else text
+        origin, body = _prefix(plain)
+        if self._pending and self._continued(body, origin):
+            return
+        self._note_failures(body, number, origin)
+        match = _VERL.search(body)
+        if match is not None:
+            self._verl(match[1], number, origin)
+            return
+        match = _PIPES.search(body)
+        if match is not None:
+            self._pipes(match, number, origin)
+            return
+        if ("{" in body or self._open) and not self._inside(body, origin):
+            self._dicts(body, number, origin)
+
+    def _inside(self, body: str, origin: str) -> bool:
+        """Whether a line belongs to a configuration that began on an earlier one: its parts are no metrics."""
+        state = self._open.get(origin)
+        if state is None:
+            return False
+        state[0] += body.count("{") - body.count("}")
+        state[1] += 1
+        if body.startswith("{") or state[1] > MAX_PENDING:
+            del self._open[origin]
+            return not body.startswith("{")
+        if state[0] <= 0:
+            del self._open[origin]
+        return True
+
+    def _verl(self, body: str, number: int, origin: str) -> None:
+        cells: dict[str, Any] = {}
+        for part in _QUOTED.sub("", _REPEATED.sub("", body)).split(" - "):
+            key, colon, value = part.rpartition(":")
+            if not colon or len(key) > MAX_KEY or not key.strip():
+                self._sink.skip(number, "a part between dashes without a key")
+                continue
+            cells[key.strip()] = _wrapped(value.strip())
+        if len(cells) > 1:
+            self._sink.hints.add("step:- line")
+            self._sink.row(cells, number, origin)
+
+    def _pipes(self, match: re.Match[str], number: int, origin: str) -> None:
+        cells: dict[str, Any] = {"iteration": bare(match[1]), "total iterations": bare(match[2])}
+        for part in match[3].split("|"):
+            key, colon, value = part.rpartition(":")
+            if colon and key.strip() and len(key) <= MAX_KEY:
+                cells[key.strip()] = bare(value.strip())
+        self._sink.hints.add("| line")
+        self._sink.row(cells, number, origin)
+
+    def _dicts(self, body: str, number: int, origin: str) -> None:
+        found, unfinished = dicts(body)
+        place = 0
+        for start, cells in found:
+            self._dict(cells, body[place:start], number, origin)
+            place = start
+        if unfinished:
+            tail = _start_of_rest(body, len(found))
+            head = _HEADER.search(body[:tail][-120:])
+            if head is not None and _step_word(head[1]):
+                self._pending, self._start, self._head = [body[tail:]], number, body[:tail]
+                self._origin = origin
+                return
+            depth = body[tail:].count("{") - body[tail:].count("}")
+            if depth > 0:
+                self._open[origin] = [depth, 0]
+                self._sink.skip(number, "a dict over several lines, not after a step: a configuration")
+            else:
+                self._sink.skip(number, "a dict that holds something else than plain values")
+
+    def _dict(self, cells: dict[str, Any], before: str, number: int, origin: str) -> None:
+        if not cells or any(isinstance(value, dict) for value in cells.values()):
+            return  # a configuration, not a row of metrics
+        head = _HEADER.search(before[-120:])
+        if head is not None and _step_word(head[1]) and not any(key.endswith("step") for key in cells):
+            cells = {"step": int(head[2])} | cells
+            self._sink.hints.add(f"{head[1].split()[-1].lower()} N: dict")
+        self._sink.row({key[:MAX_KEY]: value for key, value in cells.items()}, number, origin)
+
+    def _continued(self, body: str, origin: str) -> bool:
+        """Take a further line of a dict printed over several lines; False when it is none."""
+        if origin != self._origin:
+            return False
+        self._pending.append(body)
+        if body.rstrip().endswith("}"):
+            found, unfinished = dicts("\n".join(self._pending))
+            if found and not unfinished:
+                self._dict(found[0][1], self._head, self._start, origin)
+                self._pending = []
+                return True
+        if len(self._pending) > MAX_PENDING:
+            self._sink.skip(self._start, "a dict that does not end")
+            self._pending = []
+        return True
+
+    def _note_failures(self, body: str, number: int, origin: str) -> None:
+        if "Traceback (most recent call last)" in body:
+            self._traceback[origin] = number
+        elif origin in self._traceback:
+            self._exception(body, number, origin)
+        for kind, pattern in _FAILURES:
+            if pattern.search(body):
+                self._sink.find(kind, number, body)
+                break
+        bars = _PROGRESS.findall(body) if "[" in body else []
+        if bars:
+            self._sink.find("progress", number, "{}/{}".format(*bars[-1]))
+
+    def _exception(self, body: str, number: int, origin: str) -> None:
+        """The first line after a traceback that is not indented names the exception."""
+        start = self._traceback[origin]
+        inside = not body.strip() or body[:1].isspace() or number - start > MAX_PENDING
+        if number - start > MAX_PENDING:
+            del self._traceback[origin]
+        if not inside and _EXCEPTION.match(body):
+            self._sink.find("traceback", number, body)
+            # Ray repeats the remote traceback after naming itself; what went wrong stands at the end of that.
+            if "RayTaskError" in body:
+                self._traceback[origin] = number
+            else:
+                del self._traceback[origin]
+
+
+def _prefix(text: str) -> tuple[str, str]:
+    """Return which process wrote a line, and the rest of it."""
+    for pattern in (_RAY, _RANK):
+        match = pattern.match(text)
+        if match is not None:
+            return match[1], text[match.end() :]
+    return "", text
+
+
+def _wrapped(value: str) -> Any:
+    """np.float64(0.25) is 0.25; so are tensor(0.25) and the like."""
+    number = bare(value)
+    if isinstance(number, str) and number.endswith(")"):
+        try:
+            found, _ = dicts("{'x': " + number + "}")
+            return found[0][1]["x"] if found else number
+        except (NotALiteral, KeyError):
+            return number
+    return number
+
+
+def _step_word(words: str) -> bool:
+    return words.lower().split()[-1] in _STEPWORDS
+
+
+def _start_of_rest(body: str, n_read: int) -> int:
+    place = -1
+    for match in re.finditer(r"""\{\s*(?=['"])""", body):
+        place = match.start()
+        if n_read == 0:
+            break
+        n_read -= 1
+    return max(place, 0)

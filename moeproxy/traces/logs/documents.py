@@ -1,0 +1,109 @@
+"""Files that are one JSON value: trainer_state.json, Megatron's golden values, lists of rows, tables of columns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moeproxy.errors import TraceError
+from moeproxy.traces.logs.cells import Status, classify
+from moeproxy.traces.logs.opening import Source
+from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.text import TooDeep, flat, unwrapped
+
+MAX_BYTES = 1 << 30
+
+
+def read_document(source: Source, sink: Sink) -> None:
+    """Read a JSON document into a sink. "Lines" are the entries of its list of rows, counted from 1.
+
+    Raises:
+        TraceError: it is too large, no JSON, nested too deeply, or of no known shape.
+    """
+    found = _loaded(source)
+    if isinstance(found, dict) and isinstance(found.get("log_history"), list):
+        _trainer_state(found, sink)
+    elif isinstance(found, dict) and _is_golden(found):
+        _golden(found, sink)
+    elif isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+        sink.container = "JSON list of rows"
+        _entries(found, sink)
+    elif isinstance(found, dict) and _is_columns(found):
+        _columns(found, sink)
+    else:
+        sink.container = "JSON document"
+        sink.note("a JSON document, but no list of rows and no table of columns")
+
+
+def is_document(found: Any) -> bool:
+    """Whether a JSON value on one line is a document of its own rather than the only row of a log."""
+    return isinstance(found, dict) and ("log_history" in found or _is_golden(found) or _is_columns(found))
+
+
+def _loaded(source: Source) -> Any:
+    data = source.stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise TraceError(f"JSON of more than {MAX_BYTES >> 20} MiB", where=source.name, expected="JSON lines")
+    try:
+        return json.loads(data.decode("utf-8-sig", "replace"))
+    except RecursionError as error:
+        raise TraceError("objects nested too deeply", where=source.name, expected="a log") from error
+    except ValueError as error:
+        raise TraceError(
+            f"no JSON ({error})", where=source.name, expected="a complete JSON document", remedy="copy the file again"
+        ) from error
+
+
+def _trainer_state(found: dict[str, Any], sink: Sink) -> None:
+    sink.container = "trainer_state.json"
+    sink.hints.add("trainer state")
+    sink.facts |= {key: found[key] for key in ("global_step", "max_steps", "logging_steps") if key in found}
+    _entries(found["log_history"], sink)
+
+
+def _entries(entries: list[Any], sink: Sink) -> None:
+    sink.lines = len(entries)
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, dict):
+            sink.skip(number, "an entry that is no object")
+            continue
+        try:
+            sink.row(flat(unwrapped(entry, sink)), number)
+        except TooDeep:
+            sink.skip(number, "objects nested too deeply")
+
+
+def _is_golden(found: dict[str, Any]) -> bool:
+    values = list(found.values())
+    return bool(values) and all(isinstance(v, dict) and isinstance(v.get("values"), dict) for v in values)
+
+
+def _golden(found: dict[str, Any], sink: Sink) -> None:
+    """Megatron-LM writes "nan" in quotes where it has no value; that is missing, not NaN."""
+    sink.container = "Megatron golden values"
+    sink.hints.add("golden values")
+    rows: dict[int, dict[str, Any]] = {}
+    for name, entry in found.items():
+        for step, value in entry["values"].items():
+            if not step.isdigit() or len(step) > 15:
+                sink.skip(0, f"a step that is no number in {name!r}")
+                continue
+            number, status, text = classify(value)
+            if status == Status.NAN_TEXT:
+                number, status, text = float("nan"), Status.MISSING, "nan"
+            rows.setdefault(int(step), {"step": int(step)})[name] = (number, status, text)
+    sink.note('"nan" in quotes stands for "no value" in these files; such cells are missing')
+    sink.lines = len(rows)
+    for number_, step in enumerate(sorted(rows), 1):
+        sink.row(rows[step], number_)
+
+
+def _is_columns(found: dict[str, Any]) -> bool:
+    lengths = {len(value) if isinstance(value, list) else -1 for value in found.values()}
+    return len(lengths) == 1 and lengths.pop() > 0
+
+
+def _columns(found: dict[str, Any], sink: Sink) -> None:
+    sink.container = "JSON table of columns"
+    names = list(found)
+    _entries([dict(zip(names, cells, strict=True)) for cells in zip(*found.values(), strict=True)], sink)

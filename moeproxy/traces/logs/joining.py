@@ -1,0 +1,233 @@
+"""From rows to steps: clocks, rows of one step on several lines, resumes, restarts, interleaved processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from moeproxy.traces.logs.cells import Status
+from moeproxy.traces.logs.rows import Column, Rows
+
+MAX_STEP = 2**53
+COMMON_STEPS = ("step", "Step", "_step", "global_step", "trainer/global_step", "iteration")
+_OF = re.compile(r"\s*(\d{1,15})\s*/\s*\d{1,15}\s*\Z", re.ASCII)
+_STEP_STATES = (Status.MEASURED, Status.NUMBER_TEXT)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A place where a log goes back: the run was started again from an earlier step.
+
+    Args:
+        step: first step after the resume.
+        before: last step before it.
+        line: line of the first row after it.
+    """
+
+    step: int
+    before: int
+    line: int
+
+    def __str__(self) -> str:
+        return f"resumed at step {self.step} after step {self.before} (line {self.line})"
+
+
+@dataclass
+class Joined:
+    """Which row belongs to which step, and which of them are shown.
+
+    Args:
+        steps: int64 (n,); -1 where a row has no step.
+        clocks: for every row the key that its step comes from, by number; -1 without a step.
+        clock_names: the keys.
+        attempts: number of the resume that a row follows, from 0.
+        shown: whether a row counts for the trace; rows after which the run was resumed earlier do not.
+        resumes: in order.
+        duplicates: steps that have the same signal twice with different values, other than by a resume.
+        late: rows whose step had passed but that bring other signals.
+        notes: what a reader must know.
+    """
+
+    steps: np.ndarray
+    clocks: np.ndarray
+    clock_names: tuple[str, ...]
+    attempts: np.ndarray
+    shown: np.ndarray
+    resumes: list[Resume] = field(default_factory=list)
+    duplicates: list[int] = field(default_factory=list)
+    late: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def steps_of(rows: Rows, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Return step, clock and the clocks' names; the first key that a row has gives its step.
+
+    A step is a whole number from 0 on, in quotes or not, or "5/3766".
+    """
+    names = tuple(dict.fromkeys([name for name in (*keys, *COMMON_STEPS) if name in rows.columns]))
+    steps, clocks = np.full(len(rows), -1, np.int64), np.full(len(rows), -1, np.int32)
+    for number, name in enumerate(names):
+        found = _whole(rows.columns[name], len(rows))
+        fresh = (steps < 0) & (found >= 0)
+        steps[fresh], clocks[fresh] = found[fresh], number
+    return steps, clocks, names
+
+
+def _whole(column: Column, n_rows: int) -> np.ndarray:
+    found = np.full(n_rows, -1, np.int64)
+    good = np.isin(column.status, _STEP_STATES)
+    with np.errstate(invalid="ignore"):
+        good &= (column.values >= 0) & (column.values < MAX_STEP) & (column.values % 1 == 0)
+    found[column.at[good]] = column.values[good].astype(np.int64)
+    for row, text in column.texts.items():
+        match = _OF.match(text)
+        if match is not None:
+            found[row] = int(match[1])
+    return found
+
+
+def numbered(rows: Rows, main: str) -> np.ndarray:
+    """Return steps for a log without any: the rows that have the key `main` are numbered from 1, the others have -1.
+
+    Where the epoch goes back the run was resumed; numbering goes on at the row whose epoch is reached again.
+    """
+    steps = np.full(len(rows), -1, np.int64)
+    at = rows.columns[main].at
+    epochs = rows.columns["epoch"].dense(len(rows))[0][at] if "epoch" in rows.columns else np.full(len(at), np.nan)
+    count, last = 0, -np.inf
+    seen: list[float] = []
+    for row, epoch in zip(at, epochs, strict=True):
+        if epoch < last:
+            count = int(np.searchsorted(seen, epoch - 1e-9))
+            del seen[count:]
+        count += 1
+        seen.append(epoch)
+        last = epoch
+        steps[row] = count
+    return steps
+
+
+def join(
+    rows: Rows, steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], signals: Sequence[Column]
+) -> Joined:
+    """Say for every row which attempt it belongs to and whether it is shown.
+
+    Args:
+        rows: all rows.
+        steps: of `steps_of` or `numbered`.
+        clocks: of `steps_of`.
+        names: of the clocks.
+        signals: columns that are canonical signals; only these make two rows of one step a duplicate.
+    """
+    attempts = np.zeros(len(rows), np.int32)
+    joined = Joined(steps, clocks, names, attempts, steps >= 0)
+    masks = _masks(signals, len(rows))
+    for clock in np.unique(clocks[steps >= 0]):
+        at = np.flatnonzero((clocks == clock) & (steps >= 0))
+        if np.all(np.diff(steps[at]) > 0):
+            continue
+        _walk(rows, joined, at, masks, signals)
+    return joined
+
+
+def _masks(signals: Sequence[Column], n_rows: int) -> np.ndarray:
+    """Return for every row which signals it has, as bits of an integer."""
+    masks = np.zeros(n_rows, np.uint64)
+    for place, column in enumerate(signals[:64]):
+        there = column.status != Status.EMPTY
+        masks[column.at[there]] |= np.uint64(1 << place)
+    return masks
+
+
+def _walk(rows: Rows, joined: Joined, at: np.ndarray, masks: np.ndarray, signals: Sequence[Column]) -> None:
+    """Go through the rows of one clock that do not simply increase."""
+    seen: dict[int, int] = {}
+    rows_of: dict[int, list[int]] = {}
+    highest, attempt, starts = -1, 0, [0]
+    for row in at.tolist():
+        step, mask = int(joined.steps[row]), int(masks[row])
+        if step > highest:
+            highest = step
+        elif step < highest and mask and (step not in seen or mask & seen[step]):
+            attempt += 1
+            joined.resumes.append(Resume(step, highest, int(rows.lines[row])))
+            starts.append(step)
+            seen, rows_of, highest = {}, {}, step
+        elif mask & seen.get(step, 0):
+            if not _equal(row, rows_of[step], signals):
+                joined.duplicates.append(step)
+        elif step < highest:
+            joined.late += 1
+        seen[step] = seen.get(step, 0) | mask
+        rows_of.setdefault(step, []).append(row)
+        joined.attempts[row] = attempt
+    for number, start in enumerate(starts[1:], 1):
+        old = at[joined.attempts[at] < number]
+        joined.shown[old[joined.steps[old] >= start]] = False
+
+
+def _equal(row: int, others: list[int], signals: Sequence[Column]) -> bool:
+    """Whether a row says the same as the earlier rows of its step wherever both say something."""
+    for column in signals:
+        mine = _cell(column, row)
+        if mine is None:
+            continue
+        for other in others:
+            theirs = _cell(column, other)
+            if theirs is not None and theirs != mine:
+                return False
+    return True
+
+
+def _cell(column: Column, row: int) -> tuple[int, float | None] | None:
+    place = int(np.searchsorted(column.at, row))
+    if place == len(column.at) or column.at[place] != row:
+        return None
+    value = float(column.values[place])
+    return int(column.status[place]), None if np.isnan(value) else value
+
+
+def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray, signals: Sequence[Column]) -> np.ndarray:
+    """Return for every row the number of the run in this log.
+
+    A return to the very first step begins another run, if it has a signal that this step has already; otherwise it is
+    a late row of that step. Rows without a step belong to the run of the row before them.
+    """
+    parts = np.zeros(len(rows), np.int32)
+    there = np.flatnonzero(steps >= 0)
+    if there.size < 2:
+        return parts
+    clock = clocks[there[0]]
+    at = there[clocks[there] == clock]
+    walked = steps[at]
+    back = np.flatnonzero((np.diff(walked) < 0) & (walked[1:] <= walked[0])) + 1
+    masks = _masks(signals, len(rows)) if back.size else np.zeros(0, np.uint64)
+    begun, seen = 0, masks[at[0]] if back.size else np.uint64(0)
+    for place in back:
+        seen |= np.bitwise_or.reduce(masks[at[begun:place]][walked[begun:place] == walked[begun]])
+        if masks[at[place]] & seen:
+            parts[at[place] :] += 1
+            begun, seen = place, masks[at[place]]
+    return parts
+
+
+def interleaved(rows: Rows, steps: np.ndarray, signals: Sequence[Column]) -> list[int]:
+    """Return the processes that logged the same signals of the same steps side by side; [] when there is one story."""
+    if len(rows.origin_names) < 2:
+        return []
+    has = np.zeros(len(rows), bool)
+    for column in signals:
+        has[column.at] = True
+    has &= steps >= 0
+    found = [number for number in range(len(rows.origin_names)) if has[rows.origins == number].any()]
+    spans = {n: np.flatnonzero(has & (rows.origins == n))[[0, -1]] for n in found}
+    for left in found:
+        for right in found:
+            if left < right and spans[left][0] < spans[right][1] and spans[right][0] < spans[left][1]:
+                mine, theirs = steps[has & (rows.origins == left)], steps[has & (rows.origins == right)]
+                if np.intersect1d(mine, theirs).size:
+                    return found
+    return []

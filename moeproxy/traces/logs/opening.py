@@ -1,0 +1,218 @@
+"""Files and archives as streams: nothing is written to disk, and a hostile archive is refused in bounded time."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from moeproxy.errors import TraceError
+
+PEEK = 65_536
+Stream = Any
+"""A readable stream of bytes; those of gzip, tarfile and Arrow have no type in common."""
+
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, pa.ArrowException)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much an archive may hold before it is refused.
+
+    Args:
+        ratio: bytes that come out of one byte, once `grace` bytes came out. Logs reach 50, bombs about 1000.
+        grace: bytes that may come out in any case.
+        members: files in one archive.
+        depth: archives within archives.
+    """
+
+    ratio: float = 250.0
+    grace: int = 64 << 20
+    members: int = 10_000
+    depth: int = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to read: its name (in an archive: archive!member) and its bytes; `peek` looks without consuming."""
+
+    name: str
+    stream: io.BufferedReader[Any]
+
+    def peek(self) -> bytes:
+        """Return the first bytes, at most 64 KiB."""
+        return self.stream.peek(PEEK)[:PEEK]
+
+
+class Counted(io.RawIOBase):
+    """A stream that counts what passes; with a budget, it refuses more than that many bytes for each byte behind it."""
+
+    def __init__(self, inner: Stream, where: str, behind: Counted | None = None, limits: Limits | None = None) -> None:
+        self._inner, self._where, self._behind, self._limits = inner, where, behind, limits
+        self.count = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Read up to len(buffer) bytes.
+
+        Raises:
+            TraceError: the archive is broken, cut short, or holds more than its size can honestly hold.
+        """
+        try:
+            data = self._inner.read(len(buffer))
+        except _BROKEN as error:
+            raise _broken(self._where, error) from error
+        buffer[: len(data)] = data
+        self.count += len(data)
+        self._check()
+        return len(data)
+
+    def _check(self) -> None:
+        if self._behind is None or self._limits is None or self.count <= self._limits.grace:
+            return
+        if self.count > self._limits.ratio * max(self._behind.count, 1):
+            raise TraceError(
+                f"more than {self._limits.ratio:g} bytes come out of each byte: this looks like a decompression bomb",
+                where=self._where,
+                expected="a compressed log",
+                remedy="unpack it yourself and give the file, if you trust it",
+            )
+
+
+def sources(path: Path, limits: Limits | None = None) -> Iterator[Source]:
+    """Yield the file, or every file of the archive, decompressed; each must be read before the next is asked for.
+
+    Raises:
+        TraceError: the file cannot be opened, or an archive is broken, hostile or encrypted.
+    """
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise TraceError(f"cannot be read ({error.strerror or error})", where=path, expected="a log") from error
+    with stream:
+        yield from _opened(str(path), stream, limits or Limits(), 0)
+
+
+def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
+    behind = Counted(stream, name)
+    buffered = io.BufferedReader(behind, PEEK)
+    head = buffered.peek(PEEK)[:PEEK]
+    inner = _decompressed(head, buffered)
+    if inner is None and not _is_archive(head):
+        yield Source(name, buffered)
+        return
+    if depth >= limits.depth:
+        raise TraceError(f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}")
+    if inner is not None:
+        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
+    elif head[:4] == b"PK\x03\x04":
+        yield from _zip(name, buffered, behind, limits, depth + 1)
+    else:
+        yield from _tar(name, buffered, limits, depth + 1)
+
+
+def _decompressed(head: bytes, stream: io.BufferedReader[Any]) -> Stream | None:
+    if head[:2] == b"\x1f\x8b":
+        return gzip.GzipFile(fileobj=stream)
+    if head[:4] == b"\x28\xb5\x2f\xfd":
+        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+    if head[:3] == b"BZh" and head[4:10] == b"1AY&SY":
+        return bz2.BZ2File(stream)
+    if head[:6] == b"\xfd7zXZ\x00":
+        return lzma.LZMAFile(stream)
+    return None
+
+
+def _is_archive(head: bytes) -> bool:
+    return head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar"
+
+
+def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
+    # A zip's directory stands at its end, so a zip within a stream has to be held; a zip on disk is not.
+    inner = behind._inner
+    held = inner if inner.seekable() else io.BytesIO(stream.read(limits.grace + 1))
+    if isinstance(held, io.BytesIO) and held.getbuffer().nbytes > limits.grace:
+        raise TraceError(f"a zip of more than {limits.grace >> 20} MiB inside an archive", where=name)
+    try:
+        with zipfile.ZipFile(held) as archive:
+            members = [info for info in archive.infolist() if not info.is_dir()]
+            _check_count(len(members), name, limits)
+            for info in members:
+                yield from _zip_member(name, archive, info, limits, depth)
+    except (*_BROKEN, RuntimeError, NotImplementedError) as error:
+        raise _broken(name, error) from error
+
+
+def _zip_member(
+    name: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: Limits, depth: int
+) -> Iterator[Source]:
+    inside = f"{name}!{_safe(info.filename, name)}"
+    if info.flag_bits & 1:
+        raise TraceError("encrypted", where=inside, expected="an archive without password", remedy="unpack it first")
+    if info.file_size > limits.grace and info.file_size > limits.ratio * max(info.compress_size, 1):
+        raise TraceError(
+            f"{info.compress_size:,} bytes claim to hold {info.file_size:,}: this looks like a decompression bomb",
+            where=inside,
+            remedy="unpack it yourself and give the file, if you trust it",
+        )
+    with archive.open(info) as member:
+        yield from _opened(inside, member, limits, depth)
+
+
+def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            for count, info in enumerate(archive, 1):
+                _check_count(count, name, limits)
+                inside = f"{name}!{_safe(info.name, name)}"
+                member = archive.extractfile(info) if info.isreg() else None  # links and devices are no logs
+                if member is not None:
+                    yield from _opened(inside, member, limits, depth)
+    except _BROKEN as error:
+        raise _broken(name, error) from error
+
+
+def _check_count(count: int, name: str, limits: Limits) -> None:
+    if count > limits.members:
+        raise TraceError(f"more than {limits.members:,} files", where=name, expected="an archive of logs")
+
+
+def _safe(member: str, archive: str) -> str:
+    """Return the member's name.
+
+    Raises:
+        TraceError: it points out of the archive. Nothing is unpacked here, but who makes such an archive means harm.
+    """
+    path = PurePosixPath(member.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
+        raise TraceError(
+            f"a member is called {member[:80]!r}, which points out of the archive",
+            where=archive,
+            expected="names below the archive",
+            remedy="do not unpack it; ask who made it",
+        )
+    return str(path)
+
+
+def _broken(where: str, error: Exception) -> TraceError:
+    if isinstance(error, TraceError):
+        return error
+    return TraceError(
+        f"a broken or truncated archive ({error or type(error).__name__})",
+        where=where,
+        expected="a complete gzip, zstd, bzip2, xz, tar or zip file",
+        remedy="copy the file again",
+    )

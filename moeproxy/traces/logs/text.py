@@ -1,0 +1,141 @@
+"""Text logs of any kind: JSON lines, console output, or both mixed, in one pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from moeproxy.traces.logs.cells import Status
+from moeproxy.traces.logs.console import MAX_KEY, Console, interesting
+from moeproxy.traces.logs.lines import lines, text
+from moeproxy.traces.logs.opening import Source
+from moeproxy.traces.logs.sink import Sink
+
+MAX_DEPTH = 16
+_SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
+"""What `json.loads` calls, without the looks at white space before and after that cost a third of its time."""
+
+
+class TooDeep(ValueError):
+    """Objects within objects beyond what any log has."""
+
+
+def read_text(source: Source, sink: Sink) -> None:
+    """Read a text log into a sink."""
+    console = Console(sink)
+    n_json = n_console = 0
+    for number, raw in lines(source.stream, sink):
+        if raw[:1] == b"{" and not console.waits and _json(raw, number, sink):
+            n_json += 1
+            continue
+        if console.waits or interesting(raw):
+            n_console += 1
+            console.line(text(raw, number, sink), number)
+    sink.container = "JSON lines" if n_json > n_console else "console log"
+
+
+def _json(raw: bytes, number: int, sink: Sink) -> bool:
+    """Take a line that holds one JSON object; False when it does not."""
+    try:
+        line = raw.decode("utf-8")
+        found, end = _SCAN(line, 0)
+        if end < len(line) and line[end:].strip():
+            raise ValueError("something follows the object")
+    except UnicodeDecodeError:
+        return _replaced(raw, number, sink)
+    except RecursionError:
+        sink.skip(number, "objects nested too deeply")
+        return True
+    except (ValueError, StopIteration) as error:
+        return _refused(raw, number, sink, error)
+    if not found:
+        return True
+    # One colon after a quote for each key: an object that is flat and has no key twice. Others are looked at closer.
+    if raw.count(b'":') != len(found):
+        return _closer(raw, found, number, sink)
+    sink.row(found, number)
+    return True
+
+
+def _replaced(raw: bytes, number: int, sink: Sink) -> bool:
+    return _json(text(raw, number, sink).encode("utf-8"), number, sink)
+
+
+def _refused(raw: bytes, number: int, sink: Sink, error: Exception) -> bool:
+    if "digits" in str(error):
+        sink.skip(number, "an integer of more than 4300 digits")
+        return True
+    if b"'" in raw:
+        return False  # perhaps a Python dict
+    cut = not raw.rstrip().endswith(b"}")
+    sink.skip(number, "cut short" if cut else "starts like JSON but is none")
+    return True
+
+
+def _closer(raw: bytes, found: dict[str, Any], number: int, sink: Sink) -> bool:
+    try:
+        cells = flat(unwrapped(found, sink))
+    except TooDeep:
+        sink.skip(number, "objects nested too deeply")
+        return True
+    if _repeats(raw):
+        sink.note(f"line {number} and perhaps others have a key twice; the last value is taken")
+    sink.row(cells, number)
+    return True
+
+
+def _repeats(raw: bytes) -> bool:
+    seen: list[bool] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> None:
+        seen.append(len({name for name, _ in items}) < len(items))
+
+    json.loads(raw, object_pairs_hook=pairs)
+    return any(seen)
+
+
+def take_object(raw: bytes | str, number: int, sink: Sink, *, before: dict[str, Any], run: str = "") -> None:
+    """Take JSON that a logger has stored as one value; the cells `before` come first."""
+    try:
+        found = json.loads(raw)
+        if not isinstance(found, dict):
+            raise ValueError
+        cells = flat(found)
+    except (ValueError, TypeError, RecursionError):
+        sink.skip(number, "no JSON object")
+        return
+    sink.row(before | {name: value for name, value in cells.items() if name not in before}, number, run=run)
+
+
+def unwrapped(found: dict[str, Any], sink: Sink) -> dict[str, Any]:
+    """Return the metrics of a row that a logger has put into an envelope, beside its step."""
+    if found.keys() == {"step", "data"} and isinstance(found["data"], dict):
+        sink.hints.add("verl file logger")
+        # orjson writes NaN and infinities as null; a metric that was not logged is absent.
+        data = {name: _nonfinite() if value is None else value for name, value in found["data"].items()}
+        return {"step": found["step"]} | data
+    if isinstance(found.get("metrics"), dict) and "step" in found:
+        return {name: value for name, value in found.items() if name != "metrics"} | found["metrics"]
+    return found
+
+
+def _nonfinite() -> tuple[float, Status, None]:
+    return float("nan"), Status.NONFINITE, None
+
+
+def flat(found: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
+    """Return nested objects as one, their keys joined by "/".
+
+    Raises:
+        TooDeep: more than 16 deep.
+    """
+    if depth > MAX_DEPTH:
+        raise TooDeep
+    cells: dict[str, Any] = {}
+    for name, value in found.items():
+        key = f"{prefix}{name}"[:MAX_KEY]
+        if isinstance(value, dict) and value:
+            cells |= flat(value, f"{key}/", depth + 1)
+        else:
+            cells[key] = str(value)[:1000] if isinstance(value, list | dict) else value
+    return cells

@@ -1,0 +1,181 @@
+"""LogTrace: one run read from a log, with everything that stood there and where it stood."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from moeproxy.errors import TraceError
+from moeproxy.traces.logs.cells import WORDS, Status
+from moeproxy.traces.logs.joining import Resume
+from moeproxy.traces.logs.sink import Finding, Skipped
+from moeproxy.traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class LogInfo:
+    """Where a run was read from, and what a reader of it must know.
+
+    Args:
+        name: name of the run: of the file, or of the run within it.
+        framework: name in `moeproxy.traces.keys.FRAMEWORKS`, or "unknown".
+        version: of the framework, "" when the log does not say.
+        container: what the file is, in words.
+        files: that were read, an archive's member as archive!member.
+        lines: lines (or records, or entries) of the files.
+        rows: rows of this run.
+        skipped: lines left out, by reason.
+        resumes: places where the run went on from an earlier step.
+        findings: tracebacks, crashes and the like.
+        progress: the last state of a progress bar.
+        clock: the key that holds the step, or "row" when rows were numbered.
+        keys: for every signal the key it was read from.
+        definitions: for every signal how it differs from the canonical one, "" when it does not.
+        notes: warnings, in words.
+        facts: what else the file says of the run.
+    """
+
+    name: str
+    framework: str
+    container: str
+    files: tuple[str, ...]
+    version: str = ""
+    lines: int = 0
+    rows: int = 0
+    skipped: tuple[Skipped, ...] = ()
+    resumes: tuple[Resume, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    progress: Finding | None = None
+    clock: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    definitions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LogTrace:
+    """One run read from a log.
+
+    Args:
+        info: where it comes from.
+        status: steps x signals, the state of every cell of `trace.steps` as a word (`measured`, `missing`, `nan`, ...).
+        original: every row of the log with every original key, numbers and text as they stood there.
+        original_status: of equal shape, the state of every cell.
+        places: for every row file, line, process, step (-1 without), attempt, and whether it is shown in the trace.
+    """
+
+    info: LogInfo
+    status: pd.DataFrame
+    original: pd.DataFrame
+    original_status: pd.DataFrame
+    places: pd.DataFrame
+    _trace: Trace | None = None
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether the log holds a canonical signal at a step."""
+        return self._trace is not None
+
+    @property
+    def trace(self) -> Trace:
+        """The canonical signals.
+
+        Raises:
+            TraceError: there is none; the error says what the log does contain.
+        """
+        if self._trace is None:
+            raise TraceError(
+                f"no metric in this log; it contains {self.contents}",
+                where=", ".join(self.info.files),
+                expected="at least one metric at one step",
+                remedy=self._remedy(),
+            )
+        return self._trace
+
+    @property
+    def contents(self) -> str:
+        """What the log contains, in words."""
+        parts = [f"{self.info.lines} lines", f"{self.info.rows} rows"]
+        if self.info.progress is not None:
+            parts.append(f"progress that ends at {self.info.progress.text}")
+        parts += [str(finding) for finding in _last_of_each(self.info.findings)]
+        if len(parts) == 2 and not self.info.rows:
+            parts.append("nothing that reads as a metric, a crash or progress")
+        return "; ".join(parts)
+
+    def counts(self, signal: str) -> dict[str, int]:
+        """Return how many steps of a signal are in each state."""
+        return {str(word): int(n) for word, n in self.status[signal].value_counts().items() if n}
+
+    def summary(self) -> str:
+        """Return what was read, for people."""
+        info = self.info
+        head = f"{info.name}: {info.framework}{f' {info.version}' if info.version else ''}, {info.container}"
+        lines = [head, f"  files: {', '.join(info.files)}", f"  read: {info.lines} lines, {info.rows} rows"]
+        if self._trace is None:
+            lines.append(f"  no metric: {self.contents}")
+        else:
+            steps = self._trace.steps.index
+            lines.append(f"  steps: {steps[0]} to {steps[-1]}, {len(steps)} of them, by {info.clock!r}")
+            lines += [self._signal_line(name) for name in self._trace.signals]
+        lines += [f"  skipped: {skipped}" for skipped in info.skipped]
+        lines += [f"  {resume}" for resume in info.resumes]
+        if self._trace is not None:
+            lines += [f"  {finding}" for finding in _last_of_each(info.findings)]
+        return "\n".join([*lines, *(f"  note: {note}" for note in info.notes)])
+
+    def _signal_line(self, name: str) -> str:
+        states = ", ".join(f"{n} {word}" for word, n in self.counts(name).items())
+        definition = self.info.definitions.get(name, "")
+        return f"  {name} = {self.info.keys[name]}: {states}{f'; {definition}' if definition else ''}"
+
+    def _remedy(self) -> str:
+        if self.info.rows:
+            return "name the columns with a mapping: read(path, mapping={'their_key': 'signal'}, step='their_step')"
+        return "look at the end of the log, or give the file that the run's logger wrote"
+
+    def __repr__(self) -> str:
+        if self._trace is None:
+            return f"LogTrace({self.info.name}: {self.info.framework}; no metric: {self.contents})"
+        steps, signals = len(self._trace.steps), len(self._trace.signals)
+        return f"LogTrace({self.info.name}: {self.info.framework}; {steps} steps, {signals} signals)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def overlay_notes(left: LogTrace | Trace, right: LogTrace | Trace) -> tuple[str, ...]:
+    """Return a sentence for each signal of both traces that they define differently; the lab's are canonical.
+
+    Example:
+        >>> overlay_notes(read("theirs.log")[0], proxy_trace)
+        ('total_loss: trl: mean over the steps since the last log ...; here: as moeproxy defines it',)
+    """
+    mine, theirs = _definitions(left), _definitions(right)
+    return tuple(
+        f"{name}: {mine[name][1]}; the other: {theirs[name][1]}"
+        for name in mine
+        if name in theirs and mine[name][0] != theirs[name][0]
+    )
+
+
+def _definitions(log: LogTrace | Trace) -> dict[str, tuple[str, str]]:
+    if isinstance(log, Trace):
+        return dict.fromkeys(log.signals, ("", "as moeproxy defines it"))
+    found = log.info.definitions
+    said = {name: text or "as moeproxy defines it" for name, text in found.items()}
+    return {name: (found[name], f"{log.info.framework}, {said[name]}") for name in found}
+
+
+def _last_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
+    return list({finding.kind: finding for finding in findings}.values())
+
+
+def words(status: Any) -> pd.Categorical:
+    """Return states (uint8) as words."""
+    return pd.Categorical.from_codes(status, categories=[WORDS[state] for state in Status])

@@ -1,0 +1,137 @@
+"""Read anybody's log: a file, a directory or an archive becomes one LogTrace a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from moeproxy.errors import TraceError
+from moeproxy.traces.keys import FRAMEWORKS
+from moeproxy.traces.logs.assemble import Wishes, assembled
+from moeproxy.traces.logs.dispatch import fill, kind_of
+from moeproxy.traces.logs.opening import Limits, Source, sources
+from moeproxy.traces.logs.rows import RowStore
+from moeproxy.traces.logs.sink import Run, Sink
+from moeproxy.traces.logtrace import LogTrace
+
+MAX_FILES = 20_000
+_LOGLIKE = re.compile(
+    r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|db|sqlite|wandb|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
+    r"|tfevents|(?:^|[-_.])(?:log|stdout|stderr|nohup|slurm)(?:$|[-_.])",
+    re.IGNORECASE,
+)
+
+
+def read(
+    path: str | Path,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    step: str | None = None,
+    framework: str | None = None,
+    limits: Limits | None = None,
+) -> tuple[LogTrace, ...]:
+    """Read every run of a log.
+
+    Recognised are JSON lines, console output (JSON or Python dicts, verl's and Megatron's lines, with colours, process
+    prefixes and progress bars), CSV (wandb exports too), trainer_state.json, Megatron's golden values, JSON lists,
+    TensorBoard event files, wandb's binary files, databases of mlflow and trackio, and gzip, zstd, bzip2, xz, tar and
+    zip archives of these.
+
+    Args:
+        path: a file, or a directory that is searched for logs.
+        mapping: signal of each original key, instead of the framework's own map; see `suggest`.
+        step: key that holds the step.
+        framework: name in `moeproxy.traces.keys.FRAMEWORKS`, when it is not to be recognised.
+        limits: of archives.
+
+    Returns:
+        One LogTrace a run, in the order of files and of runs within them. A log without a metric is among them, with
+        `has_metrics` False; its `trace` raises an error that says what the log contains.
+
+    Raises:
+        TraceError: there is no log, or a file is broken or hostile.
+
+    Example:
+        >>> log, = read("trainer_state.json")
+        >>> log.trace.values("grad_norm"), log.counts("total_loss")
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise TraceError(f"unknown framework {framework!r}", expected=f"one of {', '.join(FRAMEWORKS)}")
+    root, wishes = Path(path), Wishes(mapping, step, framework)
+    if not root.exists():
+        raise TraceError("no such file or directory", where=root, expected="a log or a directory of logs")
+    if not root.is_dir():
+        found = [log for source in sources(root, limits) for log in _file(source, wishes, alone=True)]
+        return tuple(_chosen(found, root))
+    found = [log for files in _groups(root) for log in _group(files, root, wishes, limits)]
+    return tuple(_chosen(found, root))
+
+
+def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
+    """Read one file; without a run in it, one LogTrace says what it contains."""
+    sink = Sink()
+    kind = kind_of(source)
+    if kind == "unknown" and not alone:
+        return []
+    fill(source, kind, sink)
+    return _logs(_stem(source.name), sink, (source.name,), wishes)
+
+
+def _logs(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
+    runs = list(sink.runs.values()) or [Run("")]
+    return [log for run in runs for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)]
+
+
+def _groups(root: Path) -> Iterator[list[Path]]:
+    """Yield the files of a directory that may be logs; event files of one folder belong to one run."""
+    found = []
+    for file in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if not hidden and file.is_file() and not file.is_symlink() and _LOGLIKE.search(file.name):
+            found.append(file)
+        if len(found) > MAX_FILES:
+            raise TraceError(f"more than {MAX_FILES:,} files", where=root, expected="the directory of a run or a few")
+    events = [file for file in found if "tfevents" in file.name]
+    folders = sorted({file.parent for file in events})
+    yield from ([file for file in events if file.parent == folder] for folder in folders)
+    yield from ([file] for file in found if "tfevents" not in file.name)
+
+
+def _group(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
+    if len(files) == 1:
+        found = [log for source in sources(files[0], limits) for log in _file(source, wishes, alone=False)]
+        return [log for log in found if log.info.rows or log.info.findings or log.info.progress]
+    return _events(files, root, wishes, limits)
+
+
+def _events(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
+    """Read the event files of one folder as one run, in the order of their names, which hold the time."""
+    whole, names, store = Sink(), [], RowStore()
+    for file in files:
+        for source in sources(file, limits):
+            store.file = len(names)
+            names.append(source.name)
+            whole.runs = {"": Run("", store)}
+            fill(source, kind_of(source), whole)
+    folder = files[0].parent
+    return _logs(str(folder.relative_to(root)) if folder != root else folder.name, whole, tuple(names), wishes)
+
+
+def _chosen(found: list[LogTrace], root: Path) -> list[LogTrace]:
+    if not found:
+        raise TraceError(
+            "no log in it",
+            where=root,
+            expected="JSON lines, console output, CSV, trainer_state.json, event files, or archives of these",
+            remedy="name the file itself, if its name does not look like a log",
+        )
+    return found
+
+
+def _stem(name: str) -> str:
+    last = Path(name.rpartition("!")[2]).name
+    stem = re.sub(r"\.(?:db|sqlite|wandb|gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
+    return (
+        stem if "tfevents" in stem else re.sub(r"\.(?:log|txt|out|json|jsonl|csv|tsv|md|wandb|db)$", "", stem) or last
+    )

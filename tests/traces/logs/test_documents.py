@@ -1,0 +1,73 @@
+"""Files that are one JSON value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moeproxy.errors import TraceError
+from moeproxy.traces.logs import documents
+from moeproxy.traces.logs.cells import Status
+from tests.traces.logs.make import sink_of
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "x.json").write_text(text)
+    return tmp_path / "x.json"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_trainer_state(tmp_path: Path, indent: int | None) -> None:
+    history = [{"step": 10, "loss": float("nan")}, {"step": 20, "loss": 0.5}, "broken"]
+    sink = sink_of(_file(tmp_path, json.dumps({"global_step": 20, "log_history": history}, indent=indent)))
+    rows = sink.runs[""].store.finish()
+    assert rows.columns["step"].values.tolist() == [10, 20]
+    assert [Status(state) for state in rows.columns["loss"].status] == [Status.NAN, Status.MEASURED]
+    assert sink.container == "trainer_state.json"
+    assert sink.facts == {"global_step": 20}
+    assert [str(skipped) for skipped in sink.skipped.values()] == ["1 line (3): an entry that is no object"]
+
+
+def test_golden_values_write_nan_for_nothing(tmp_path: Path) -> None:
+    golden = {
+        "lm loss": {"start_step": 1, "end_step": 2, "values": {"2": 7.5, "1": "nan"}},
+        "num-zeros": {"start_step": 1, "end_step": 2, "values": {"1": 3, "x": 1}},
+    }
+    sink = sink_of(_file(tmp_path, json.dumps(golden)))
+    rows = sink.runs[""].store.finish()
+    assert rows.columns["step"].values.tolist() == [1, 2]
+    assert [Status(state) for state in rows.columns["lm loss"].status] == [Status.MISSING, Status.MEASURED]
+    assert rows.columns["lm loss"].texts == {0: "nan"}
+    assert sink.container == "Megatron golden values"
+    assert [skipped.reason for skipped in sink.skipped.values()] == ["a step that is no number in 'num-zeros'"]
+
+
+def test_lists_of_rows_and_tables_of_columns(tmp_path: Path) -> None:
+    rows = sink_of(_file(tmp_path, '[{"_step": 1, "loss": 2},\n {"_step": 3, "loss": null}]')).runs[""].store.finish()
+    assert rows.columns["_step"].values.tolist() == [1, 3]
+    rows = sink_of(_file(tmp_path, '{"step": [1, 2], "loss": [0.5, 0.25]}')).runs[""].store.finish()
+    assert rows.columns["loss"].values.tolist() == [0.5, 0.25]
+    sink = sink_of(_file(tmp_path, '{\n "model_type": "qwen3_moe",\n "n": 3}'))
+    assert not sink.runs
+    assert "no list of rows" in sink.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[" * 200_000 + "]" * 200_000, "nested too deeply"),
+        ('{"log_history": [\n{"step": 1', "no JSON"),
+        ('[{"a": ' + "9" * 10_000 + "}]", "no JSON"),
+    ],
+)
+def test_hostile_documents(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(TraceError, match=error):
+        sink_of(_file(tmp_path, text))
+
+
+def test_size_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "MAX_BYTES", 10)
+    with pytest.raises(TraceError, match="JSON of more than"):
+        sink_of(_file(tmp_path, '[{"step": 1}]'))

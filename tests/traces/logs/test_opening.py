@@ -1,0 +1,158 @@
+"""Files and archives: all that is honest opens, what is hostile is refused quickly."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moeproxy.errors import TraceError
+from moeproxy.traces.logs.opening import Limits, sources
+
+LOG = b'{"step": 1, "loss": 0.5}\n'
+SMALL = Limits(ratio=20, grace=100_000, members=5, depth=2)
+
+
+def _tar(members: dict[str, bytes], mode: str = "w") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def _zip(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def _zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
+
+
+def _read(path: Path, limits: Limits | None = None) -> dict[str, bytes]:
+    found = {}
+    for source in sources(path, limits):
+        peeked = source.peek()
+        data = source.stream.read()
+        assert data.startswith(peeked)
+        found[source.name.replace(str(path), "")] = data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (LOG, {"": LOG}),
+        (b"", {"": b""}),
+        (gzip.compress(LOG), {"": LOG}),
+        (bz2.compress(LOG), {"": LOG}),
+        (lzma.compress(LOG), {"": LOG}),
+        (_zstd(LOG), {"": LOG}),
+        (_tar({"a.log": LOG, "b/c.log": LOG * 2}), {"!a.log": LOG, "!b/c.log": LOG * 2}),
+        (_tar({"a.log": LOG}, "w:gz"), {"!a.log": LOG}),
+        (_zip({"a.log": LOG, "b/c.log": b""}), {"!a.log": LOG, "!b/c.log": b""}),
+        (_zip({"in.gz": gzip.compress(LOG)}), {"!in.gz": LOG}),
+        (gzip.compress(_zip({"a.log": LOG})), {"!a.log": LOG}),
+        (_zip({"runs.tar": _tar({"a": LOG})}), {"!runs.tar!a": LOG}),
+    ],
+    ids=["plain", "empty", "gz", "bz2", "xz", "zst", "tar", "tgz", "zip", "gz in zip", "zip in gz", "tar in zip"],
+)
+def test_opens(tmp_path: Path, data: bytes, found: dict[str, bytes]) -> None:
+    file = tmp_path / "log"
+    file.write_bytes(data)
+    assert _read(file) == found
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd])
+def test_bombs_are_refused_before_they_unfold(tmp_path: Path, pack) -> None:
+    file = tmp_path / "bomb"
+    file.write_bytes(pack(b"\0" * 20_000_000))
+    came = []
+
+    def unfold() -> None:
+        for source in sources(file, SMALL):
+            while data := source.stream.read(65_536):
+                came.append(len(data))
+
+    with pytest.raises(TraceError, match="decompression bomb"):
+        unfold()
+    assert sum(came) < 5_000_000
+
+
+def test_a_compressible_log_is_no_bomb(tmp_path: Path) -> None:
+    file = tmp_path / "log.gz"
+    lines = b"".join(b'{"step": %d, "loss": %f}\n' % (n, 1 / (n + 1)) for n in range(20_000))
+    file.write_bytes(gzip.compress(lines))
+    assert _read(file, SMALL) == {"": lines}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (_zip({"a": b"\0" * 5_000_000}), "claim to hold 5,000,000"),
+        (_zip({f"{n}": b"" for n in range(6)}), "more than 5 files"),
+        (_tar({f"{n}": b"" for n in range(6)}), "more than 5 files"),
+        (_zip({"../../etc/cron": LOG}), "points out of the archive"),
+        (_tar({"/etc/passwd": LOG}), "points out of the archive"),
+        (_zip({"c:\\x": LOG}), "points out of the archive"),
+        (gzip.compress(gzip.compress(gzip.compress(LOG))), "3 deep"),
+        (gzip.compress(LOG)[:-9], "broken or truncated"),
+        (_zip({"a": LOG})[:-20], "broken or truncated"),
+        (_tar({"a": b"x" * 9000}, "w:gz")[:80], "broken or truncated"),
+    ],
+    ids=["zip bomb", "zip members", "tar members", "zip ..", "tar /", "drive", "depth", "gz cut", "zip cut", "tgz cut"],
+)
+def test_hostile_archives_are_refused(tmp_path: Path, data: bytes, error: str) -> None:
+    file = tmp_path / "archive"
+    file.write_bytes(data)
+    with pytest.raises(TraceError, match=error):
+        _read(file, SMALL)
+
+
+def test_links_and_devices_are_passed_over(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+        device = tarfile.TarInfo("device")
+        device.type = tarfile.CHRTYPE
+        archive.addfile(device)
+    (tmp_path / "t.tar").write_bytes(out.getvalue())
+    assert _read(tmp_path / "t.tar") == {}
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        list(sources(tmp_path / "none"))
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([gzip.compress(LOG * 9), _zip({"a": LOG}), _tar({"a": LOG}), _zstd(LOG)]), st.data())
+def test_damage_is_an_error_or_no_matter(tmp_path_factory: pytest.TempPathFactory, whole: bytes, data) -> None:
+    place = data.draw(st.integers(0, len(whole) - 1))
+    damaged = bytearray(whole)
+    damaged[place] = data.draw(st.integers(0, 255))
+    file = tmp_path_factory.mktemp("damage") / "x"
+    file.write_bytes(damaged)
+    with contextlib.suppress(TraceError):
+        assert len(_read(file, SMALL)) <= 1
