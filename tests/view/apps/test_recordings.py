@@ -42,11 +42,12 @@ def test_healthy_runs_at_other_settings_are_not_twins() -> None:
     assert 200 in {trace.provenance.seed for trace in known.traces("original", HEALTHY)}
 
 
-def test_the_default_loader_prefers_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_loader_prefers_a_complete_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").symlink_to(data_dir() / "models")
     (tmp_path / "runs").symlink_to(data_dir() / "runs")
     monkeypatch.setenv("MOEPROXY_DATA", str(tmp_path))
     assert Recordings.open().where == tmp_path / "runs"
+    monkeypatch.setattr("moeproxy.view.apps.recordings.FAULTS", ("kl_sign", "update_freeze"))  # all that were made
     _bench(tmp_path / "bench")
     known = Recordings.open()
     assert known.where == tmp_path / "bench"
