@@ -84,7 +84,10 @@ def fault_table(cells: pd.DataFrame) -> pd.DataFrame:
     keys = ["model", "level", "family", "fault"]
     for key, part in _groups(cells, *keys):
         means = {name: mean(part[name].to_numpy(float)[None]) for name in (*MEASURES, "signals", "others")}
-        told = {"answers": ", ".join(part["nearest"]), "status": ", ".join(dict.fromkeys(part["status"]))}
+        told = {
+            "answers": ", ".join(where(part, top1=[0.0, 1.0])["nearest"]),
+            "status": ", ".join(dict.fromkeys(part["status"])),
+        }
         rows.append(dict(zip(keys, key, strict=True)) | means | told)
     return pd.DataFrame(rows)
 

@@ -149,6 +149,8 @@ def test_crashes_and_faults_without_effect_count_and_are_named(original: list[Tr
     assert cells.loc[("update_freeze", 1), "top1"] == 0
     assert cells.loc[("reward_spike", 2), "status"] == "not recorded"
     assert np.isnan(cells.loc[("reward_spike", 2), "top1"])
+    spikes = told.faults[(told.faults["model"] == "dense") & (told.faults["fault"] == "reward_spike")]
+    assert spikes["answers"].tolist() == ["reward_spike, reward_spike"]
     assert ("dense", "crashed: update_freeze/clear/1 (exit code 1)") in told.skipped
     assert "it changes nothing on this model" in set(unfound(told, "dense", "clear")["why"])
     assert "3 runs without any effect, 1 crashed" in page(told)
