@@ -255,6 +255,13 @@ def test_null_nan_and_sentinel_are_told_apart(tmp_path: Path) -> None:
     assert log.original["train/probs_ratio_max"].tolist()[1] == -1.0
 
 
+def test_version_of_the_framework(tmp_path: Path) -> None:
+    log = _read(tmp_path, "verl==0.7.1\ntorch==2.9.0\nstep:1 - actor/grad_norm:0.5 - actor/lr:1e-6\n")
+    assert log.info.version == "0.7.1"
+    assert log.trace.provenance.versions == {"verl": "0.7.1", "torch": "2.9.0"}
+    assert "verl 0.7.1" in log.summary()
+
+
 def test_a_log_without_metrics_says_what_it_holds(tmp_path: Path) -> None:
     text = "  0%| | 0/58 [00:00<?]\nTraceback (most recent call last):\n  File x\nKeyError: 'reward'\n"
     log = _read(tmp_path, text)
