@@ -1,5 +1,6 @@
 """What a run leaves behind: the wire between running and judging. Imports no torch."""
 
+from moeproxy.traces.following import LogFollower
 from moeproxy.traces.logtrace import LogInfo, LogTrace, overlay_notes
 from moeproxy.traces.partial import load_partial, partial_path
 from moeproxy.traces.reading import read
@@ -11,6 +12,7 @@ __all__ = [
     "LOG_SIGNALS",
     "SIGNALS",
     "TRAJECTORY_COLUMNS",
+    "LogFollower",
     "LogInfo",
     "LogTrace",
     "RunInfo",

@@ -104,6 +104,7 @@ class LogTrace:
         if self.info.progress is not None:
             parts.append(f"progress that ends at {self.info.progress.text}")
         parts += [str(finding) for finding in _last_of_each(self.info.findings)]
+        parts += [f"lines left out: {skipped}" for skipped in self.info.skipped]
         if len(parts) == 2 and not self.info.rows:
             parts.append("nothing that reads as a metric, a crash or progress")
         return "; ".join(parts)

@@ -16,6 +16,19 @@ from moeproxy.traces.logs.sink import Run, Sink
 from moeproxy.traces.logtrace import LogTrace
 
 MAX_FILES = 20_000
+_OF_MODELS = frozenset(
+    {
+        "added_tokens.json",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.json",
+    }
+)
+"""Files of a checkpoint, which lie beside logs and are none."""
 _LOGLIKE = re.compile(
     r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|db|sqlite|wandb|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
     r"|tfevents|(?:^|[-_.])(?:log|stdout|stderr|nohup|slurm)(?:$|[-_.])",
@@ -50,7 +63,8 @@ def read(
         `has_metrics` False; its `trace` raises an error that says what the log contains.
 
     Raises:
-        TraceError: there is no log, or a file is broken or hostile.
+        TraceError: there is no log, or the file is broken or hostile. In a directory such a file becomes a LogTrace
+            without metrics that says what is wrong with it.
 
     Example:
         >>> log, = read("trainer_state.json")
@@ -75,10 +89,11 @@ def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
     if kind == "unknown" and not alone:
         return []
     fill(source, kind, sink)
-    return _logs(_stem(source.name), sink, (source.name,), wishes)
+    return logs_of(stem(source.name), sink, (source.name,), wishes)
 
 
-def _logs(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
+def logs_of(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
+    """Return the runs of a filled sink; one without metrics when it has none."""
     runs = list(sink.runs.values()) or [Run("")]
     return [log for run in runs for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)]
 
@@ -87,7 +102,7 @@ def _groups(root: Path) -> Iterator[list[Path]]:
     """Yield the files of a directory that may be logs; event files of one folder belong to one run."""
     found = []
     for file in sorted(root.rglob("*")):
-        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        hidden = file.name in _OF_MODELS or any(part.startswith(".") for part in file.relative_to(root).parts)
         if not hidden and file.is_file() and not file.is_symlink() and _LOGLIKE.search(file.name):
             found.append(file)
         if len(found) > MAX_FILES:
@@ -100,9 +115,30 @@ def _groups(root: Path) -> Iterator[list[Path]]:
 
 def _group(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
     if len(files) == 1:
-        found = [log for source in sources(files[0], limits) for log in _file(source, wishes, alone=False)]
-        return [log for log in found if log.info.rows or log.info.findings or log.info.progress]
-    return _events(files, root, wishes, limits)
+        try:
+            found = [log for source in sources(files[0], limits) for log in _file(source, wishes, alone=False)]
+        except TraceError as error:
+            return [_unreadable(files[0], error, wishes)]
+        return [log for log in found if _says_something(log)]
+    try:
+        return _events(files, root, wishes, limits)
+    except TraceError as error:
+        return [_unreadable(files[0], error, wishes)]
+
+
+def _says_something(log: LogTrace) -> bool:
+    """Whether a file of a directory is a log: text and JSON without rows, failures and progress are something else."""
+    info = log.info
+    other = info.container not in ("console log", "JSON lines", "JSON document", "CSV")
+    return bool(info.rows or info.findings or info.progress or other)
+
+
+def _unreadable(file: Path, error: TraceError, wishes: Wishes) -> LogTrace:
+    """One file of a directory that is broken must not hide the others."""
+    sink = Sink(container="unreadable")
+    sink.find("unreadable", 0, str(error))
+    (log,) = logs_of(stem(file.name), sink, (str(file),), wishes)
+    return log
 
 
 def _events(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
@@ -115,7 +151,7 @@ def _events(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None
             whole.runs = {"": Run("", store)}
             fill(source, kind_of(source), whole)
     folder = files[0].parent
-    return _logs(str(folder.relative_to(root)) if folder != root else folder.name, whole, tuple(names), wishes)
+    return logs_of(str(folder.relative_to(root)) if folder != root else folder.name, whole, tuple(names), wishes)
 
 
 def _chosen(found: list[LogTrace], root: Path) -> list[LogTrace]:
@@ -129,7 +165,8 @@ def _chosen(found: list[LogTrace], root: Path) -> list[LogTrace]:
     return found
 
 
-def _stem(name: str) -> str:
+def stem(name: str) -> str:
+    """Return the name of a run after its file: without folder, archive and the usual endings."""
     last = Path(name.rpartition("!")[2]).name
     stem = re.sub(r"\.(?:db|sqlite|wandb|gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
     return (

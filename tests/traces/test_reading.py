@@ -224,6 +224,13 @@ def test_processes_side_by_side_are_runs_of_their_own(tmp_path: Path) -> None:
     assert [log.trace.values("grad_norm").tolist() for log in logs] == [[0.1, 0.2], [1.1, 1.2]]
 
 
+def test_processes_that_log_different_signals_are_one_run(tmp_path: Path) -> None:
+    text = "".join(f"[rank0]: step:{n} - actor/lr:1e-6\n[rank1]: step:{n} - actor/grad_norm:0.5\n" for n in (1, 2))
+    log = _read(tmp_path, text)
+    assert log.trace.signals == ("grad_norm", "learning_rate")
+    assert log.places["process"].tolist() == ["rank0", "rank1"] * 2
+
+
 def test_a_new_process_after_a_resume_is_the_same_run(tmp_path: Path) -> None:
     lines = [(7, 1), (7, 2), (7, 3), (8, 2), (8, 3)]
     text = "".join(f"(TaskRunner pid={pid}) step:{n} - actor/grad_norm:{pid}.{n}\n" for pid, n in lines)
@@ -246,6 +253,13 @@ def test_null_nan_and_sentinel_are_told_apart(tmp_path: Path) -> None:
     assert np.isnan(log.trace.values("is_ratio_max")).tolist() == [False, True, True]
     assert log.trace.missing("is_ratio_max").tolist() == [False, False, True]
     assert log.original["train/probs_ratio_max"].tolist()[1] == -1.0
+
+
+def test_version_of_the_framework(tmp_path: Path) -> None:
+    log = _read(tmp_path, "verl==0.7.1\ntorch==2.9.0\nstep:1 - actor/grad_norm:0.5 - actor/lr:1e-6\n")
+    assert log.info.version == "0.7.1"
+    assert log.trace.provenance.versions == {"verl": "0.7.1", "torch": "2.9.0"}
+    assert "verl 0.7.1" in log.summary()
 
 
 def test_a_log_without_metrics_says_what_it_holds(tmp_path: Path) -> None:
@@ -290,10 +304,17 @@ def test_directory(tmp_path: Path) -> None:
     (tmp_path / "tb" / "events.out.tfevents.2.a").write_bytes(events(event(2, {"actor/grad_norm": 0.25})))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(_jsonl({"step": 1, "actor/lr": 1e-6}).encode()))
     (tmp_path / "notes.txt").write_text("nothing\n")
+    (tmp_path / "config.json").write_text('{"a": [1, 2]}')
+    (tmp_path / "broken.json").write_text('{"log_history": [\n')
+    (tmp_path / "tb2").mkdir()
+    (tmp_path / "tb2" / "events.out.tfevents.1").write_bytes(events())
     (tmp_path / "weights.bin").write_bytes(b"\0" * 99)
     (tmp_path / ".hidden.log").write_text("step:1 - actor/lr:1\n")
     logs = {log.info.name: log for log in read(tmp_path)}
-    assert set(logs) == {"tb", "b"}
+    assert set(logs) == {"tb", "b", "broken", "events.out.tfevents.1"}
+    assert not logs["events.out.tfevents.1"].has_metrics
+    assert "unreadable" in logs["broken"].contents
+    assert "no JSON" in logs["broken"].contents
     assert logs["tb"].trace.values("grad_norm").tolist() == [0.5, 0.25]
     assert logs["tb"].places["file"].astype(str).str[-3:].tolist() == ["1.a", "2.a"]
     assert logs["b"].info.files == (str(tmp_path / "b.jsonl.gz"),)

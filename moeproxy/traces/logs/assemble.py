@@ -22,6 +22,8 @@ from moeproxy.traces.trace import RunInfo, Trace
 _NUMERIC = [int(status) for status in NUMERIC]
 _NAN = [Status.NAN, Status.NAN_TEXT, Status.NONFINITE]
 SHOWN = 5
+_PACKAGES = {"megatron-lm": "megatron-core", "llama-factory": "llamafactory"}
+"""Names of the packages whose versions logs tell, where they differ from the framework's."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,14 @@ def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes:
         framework=framework.name,
         container=sink.container,
         files=files,
-        version=sink.versions.get(framework.name, ""),
+        version=sink.versions.get(_PACKAGES.get(framework.name, framework.name), ""),
         lines=sink.lines,
         rows=len(rows),
         skipped=tuple(sink.skipped.values()),
         findings=tuple(sink.findings),
         progress=sink.progress,
         notes=(*sink.notes, *_framework_notes(framework, rows, wishes)),
-        facts=dict(sink.facts),
+        facts=dict(sink.facts) | ({"versions": dict(sink.versions)} if sink.versions else {}),
     )
     chosen = _chosen(rows, framework)
     steps, clocks, names, info = _steps(rows, framework, chosen, info)
@@ -260,7 +262,10 @@ def _trace(info: LogInfo, table: dict[str, tuple[np.ndarray, np.ndarray]], index
         columns[name] = parquet.from_arrow(array).set_axis(index)
     log = {"framework": info.framework, "version": info.version, "container": info.container, "files": list(info.files)}
     config = {"log": log | {"keys": dict(info.keys), "definitions": dict(info.definitions), "notes": list(info.notes)}}
-    run = RunInfo(model=info.name, method="original", n_experts=0, seed=-1, config=config, source="file")
+    versions = dict(info.facts.get("versions", {}))
+    run = RunInfo(
+        model=info.name, method="original", n_experts=0, seed=-1, config=config, versions=versions, source="file"
+    )
     return Trace(pd.DataFrame(columns, index=pd.Index(index)), None, run)
 
 

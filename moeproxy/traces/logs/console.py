@@ -11,7 +11,7 @@ from moeproxy.traces.logs.sink import Sink
 
 INTERESTING = re.compile(
     rb"""\{\s*['"]|\bstep:\s*\d|iteration\s+\d+\s*/|Traceback|[Ee]rror|OOM|out of memory|Killed|SIG[A-Z]{3,}|NCCL"""
-    rb"""|[Ss]egmentation|\d+/\d+\s\[|core dumped|No space left""",
+    rb"""|[Ss]egmentation|\bStep \d+ \||==\d|version|\d+/\d+\s\[|core dumped|No space left""",
 )
 """A line without any of these holds nothing that this reader takes; most lines of a long log are such."""
 
@@ -19,7 +19,7 @@ MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceba
 MAX_KEY = 300
 
 _WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
-_WORDS += (b"NCCL", b"egmentation", b"core dumped", b"No space left")
+_WORDS += (b"Step ", b"==", b"version", b"NCCL", b"egmentation", b"core dumped", b"No space left")
 
 
 def interesting(line: bytes) -> bool:
@@ -37,6 +37,13 @@ _REPEATED = re.compile(r"\s*\[repeated \d+x across (?:the )?cluster\].*$")
 _QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
 _VERL = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
 _PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
+_PRIME = re.compile(r"\bStep (\d{1,15}) \|(.*)$")
+_NAMED = re.compile(r"\s*([A-Za-z][\w. ]*?):?\s+([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\s*\S*\s*\Z")
+_VERSION = re.compile(
+    r"\b(transformers|trl|verl|openrlhf|slime|ms[-_]swift|llamafactory|megatron[-_]core|nemo[-_]rl|vllm|sglang|torch)"
+    r"(?:==|[ _]version['\"]?\s*[:=]?\s*)['\"]?v?(\d+\.\d[\w.+-]*)",
+    re.IGNORECASE,
+)
 _HEADER = re.compile(r"((?:[A-Za-z][\w/]* ){0,3}?[A-Za-z][\w/]*)[ :=#]+(\d{1,15})\s*(?:/\s*\d+\s*)?[:\-|=>]*\s*$")
 _PROGRESS = re.compile(r"(\d+)/(\d+)\s\[")
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Killed|Timeout|Warning)?\b.*$")
@@ -72,6 +79,8 @@ class Console:
         if self._pending and self._continued(body, origin):
             return
         self._note_failures(body, number, origin)
+        for name, version in _VERSION.findall(body) if "==" in body or "version" in body else ():
+            self._sink.versions.setdefault(name.lower().replace("_", "-"), version)
         match = _VERL.search(body)
         if match is not None:
             self._verl(match[1], number, origin)
@@ -79,6 +88,10 @@ class Console:
         match = _PIPES.search(body)
         if match is not None:
             self._pipes(match, number, origin)
+            return
+        match = _PRIME.search(body)
+        if match is not None and "{" not in body:
+            self._prime(match, number, origin)
             return
         if ("{" in body or self._open) and not self._inside(body, origin):
             self._dicts(body, number, origin)
@@ -117,6 +130,14 @@ class Console:
                 cells[key.strip()] = bare(value.strip())
         self._sink.hints.add("| line")
         self._sink.row(cells, number, origin)
+
+    def _prime(self, match: re.Match[str], number: int, origin: str) -> None:
+        """prime-rl: "Step 5 | Loss 0.1 | Mismatch KL 0.02"; parts without a number, such as a duration, are left."""
+        named = [found for part in match[2].split("|") if (found := _NAMED.match(part[:MAX_KEY])) is not None]
+        if named:
+            self._sink.hints.add("Step N | line")
+            cells = {found[1]: bare(found[2]) for found in named}
+            self._sink.row({"step": bare(match[1])} | cells, number, origin)
 
     def _dicts(self, body: str, number: int, origin: str) -> None:
         found, unfinished = dicts(body)

@@ -218,16 +218,15 @@ def interleaved(rows: Rows, steps: np.ndarray, signals: Sequence[Column]) -> lis
     """Return the processes that logged the same signals of the same steps side by side; [] when there is one story."""
     if len(rows.origin_names) < 2:
         return []
-    has = np.zeros(len(rows), bool)
-    for column in signals:
-        has[column.at] = True
-    has &= steps >= 0
+    masks = _masks(signals, len(rows))
+    has = (masks > 0) & (steps >= 0)
     found = [number for number in range(len(rows.origin_names)) if has[rows.origins == number].any()]
     spans = {n: np.flatnonzero(has & (rows.origins == n))[[0, -1]] for n in found}
     for left in found:
         for right in found:
             if left < right and spans[left][0] < spans[right][1] and spans[right][0] < spans[left][1]:
-                mine, theirs = steps[has & (rows.origins == left)], steps[has & (rows.origins == right)]
-                if np.intersect1d(mine, theirs).size:
+                mine, theirs = has & (rows.origins == left), has & (rows.origins == right)
+                common = np.isin(steps, np.intersect1d(steps[mine], steps[theirs]))
+                if np.bitwise_or.reduce(masks[mine & common]) & np.bitwise_or.reduce(masks[theirs & common]):
                     return found
     return []

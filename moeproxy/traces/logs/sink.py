@@ -17,7 +17,7 @@ class Finding:
     """Something in a log that is no metric but says how the run went.
 
     Args:
-        kind: "traceback", "error", "out of memory", "killed", "signal" or "progress".
+        kind: "traceback", "error", "out of memory", "killed", "signal", "progress" or "unreadable".
         line: line number.
         text: the line, shortened.
         file: the file, when several belong to the run.
@@ -29,7 +29,7 @@ class Finding:
     file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind} on line {self.line}: {self.text}"
+        return f"{self.kind} on line {self.line}: {self.text}" if self.line else f"{self.kind}: {self.text}"
 
 
 @dataclass

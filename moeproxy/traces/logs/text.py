@@ -22,16 +22,26 @@ class TooDeep(ValueError):
 
 def read_text(source: Source, sink: Sink) -> None:
     """Read a text log into a sink."""
-    console = Console(sink)
-    n_json = n_console = 0
+    reader = TextReader(sink)
     for number, raw in lines(source.stream, sink):
-        if raw[:1] == b"{" and not console.waits and _json(raw, number, sink):
-            n_json += 1
-            continue
-        if console.waits or interesting(raw):
-            n_console += 1
-            console.line(text(raw, number, sink), number)
-    sink.container = "JSON lines" if n_json > n_console else "console log"
+        reader.line(number, raw)
+    sink.container = "JSON lines" if reader.n_json > reader.n_console else "console log"
+
+
+class TextReader:
+    """Takes the lines of a text log one after the other, each as JSON or as what a console shows."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._console = sink, Console(sink)
+        self.n_json = self.n_console = 0
+
+    def line(self, number: int, raw: bytes) -> None:
+        """Take one line."""
+        if raw[:1] == b"{" and not self._console.waits and _json(raw, number, self._sink):
+            self.n_json += 1
+        elif self._console.waits or interesting(raw):
+            self.n_console += 1
+            self._console.line(text(raw, number, self._sink), number)
 
 
 def _json(raw: bytes, number: int, sink: Sink) -> bool:

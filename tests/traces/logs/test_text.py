@@ -243,6 +243,9 @@ def test_the_quick_look_misses_nothing() -> None:
         b"KeyError",
         b"error",
         b"OOM",
+        b"Step 3 | Loss",
+        b"trl==1.16.0",
+        b"transformers version: 5",
         b"out of memory",
         b"Killed",
         b"SIGTERM",
@@ -255,3 +258,29 @@ def test_the_quick_look_misses_nothing() -> None:
     ]
     assert all(map(interesting, lines))
     assert not any(map(interesting, [b"", b"words [in] brackets", b"{ 1", b"a step: no"]))
+
+
+def test_prime_rl_console(tmp_path: Path) -> None:
+    text = (
+        "12:00:00 SUCCESS Step 5 | 1h44m | Loss 0.125 | Entropy: 0.5 | Mismatch KL 0.0250 | Grad. Norm nan | "
+        "Throughput 1200 tokens/s | Max Vio 6.1000\n"
+    )
+    rows, sink = _rows(tmp_path, text)
+    assert rows == [
+        {
+            "step": 5.0,
+            "Loss": 0.125,
+            "Entropy": 0.5,
+            "Mismatch KL": 0.025,
+            "Grad. Norm": "nan",
+            "Throughput": 1200.0,
+            "Max Vio": 6.1,
+        }
+    ]
+    assert sink.hints == {"Step N | line"}
+
+
+def test_versions(tmp_path: Path) -> None:
+    text = '  "transformers_version": "5.24.0",\nRequirement trl==1.16.0 ok\nvLLM version v0.9.1\nverl is version 3\n'
+    _, sink = _rows(tmp_path, text)
+    assert sink.versions == {"transformers": "5.24.0", "trl": "1.16.0", "vllm": "0.9.1"}
