@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -12,6 +13,7 @@ from moeproxy.errors import LabError
 from moeproxy.lab import bench, bench_record
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.identity import DENSE
+from moeproxy.places import data_dir
 from moeproxy.traces.pack import load_bench, load_registry
 from moeproxy.traces.trace import RunInfo, Trace
 
@@ -102,3 +104,34 @@ def test_packing_writes_the_registry_of_what_was_recorded(tmp_path: Path) -> Non
         assert one.provenance == other.provenance
     with pytest.raises(LabError, match="no recorded runs"):
         bench_record.pack(tmp_path / "absent", out)
+
+
+@pytest.mark.slow
+def test_no_shipped_run_is_mislabelled() -> None:
+    """Every run is what the registry says, and equal to its healthy twin up to the onset, bit for bit."""
+    folder = data_dir() / "bench"
+    registry = load_registry(folder)
+    traces = load_bench(folder, trajectories=False)
+    assert len(traces) == len(registry)
+    told = sorted(
+        zip(registry["model"], registry["fault"], registry["strength"].astype(float), registry["seed"], strict=True)
+    )
+    runs = [trace.provenance for trace in traces]
+    assert sorted((run.model, run.fault or "", run.strength, run.seed) for run in runs) == told
+    usual = bench.SETTINGS.to_dict()
+    healthy = {
+        (t.provenance.model, t.provenance.seed): t
+        for t in traces
+        if t.provenance.healthy and t.provenance.config == usual
+    }
+    for trace in traces:
+        run = trace.provenance
+        if run.fault is None:
+            continue
+        level = "clear" if run.strength == 1 else "subtle"
+        injection = bench.injection_of(run.fault, level, run.seed)
+        assert (injection.strength, injection.onset) == (run.strength, run.onset)
+        twin, before = healthy[run.model, run.seed], trace.steps.index < injection.onset
+        for name in set(twin.signals) - {"seconds_per_step"}:
+            assert np.array_equal(trace.values(name)[before], twin.values(name)[before]), (run, name)
+        assert not trace.equals(twin), run
