@@ -17,6 +17,7 @@ INTERESTING = re.compile(
 
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
 MAX_KEY = 300
+MAX_PARTS = 5000  # metrics on one line
 
 _WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
 _WORDS += (b"Step ", b"==", b"version", b"NCCL", b"egmentation", b"core dumped", b"No space left")
@@ -112,7 +113,7 @@ class Console:
 
     def _verl(self, body: str, number: int, origin: str) -> None:
         cells: dict[str, Any] = {}
-        for part in _QUOTED.sub("", _REPEATED.sub("", body)).split(" - "):
+        for part in _QUOTED.sub("", _REPEATED.sub("", body)).split(" - ", MAX_PARTS):
             key, colon, value = part.rpartition(":")
             if not colon or len(key) > MAX_KEY or not key.strip():
                 self._sink.skip(number, "a part between dashes without a key")

@@ -119,6 +119,12 @@ def test_verl_console(tmp_path: Path) -> None:
     assert sink.hints == {"step:- line"}
 
 
+def test_a_line_of_very_many_parts_is_bounded(tmp_path: Path) -> None:
+    rows, sink = _rows(tmp_path, "step:1" + "".join(f" - k{n}:0.5" for n in range(6000)) + "\n")
+    assert len(rows[0]) == 5000
+    assert [skipped.count for skipped in sink.skipped.values()] == [1]
+
+
 def test_megatron_console(tmp_path: Path) -> None:
     text = (
         " [2025-01-01 00:00:00] iteration        5/     100 | consumed samples:          640 | elapsed time per"
