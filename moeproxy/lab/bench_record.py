@@ -14,6 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -92,7 +93,7 @@ def unpack(bench: Path, runs: Path) -> int:
     return written
 
 
-def _fault_name(row: pd.Series) -> str:
+def _fault_name(row: Any) -> str:
     return f"{row['fault']}-{row['strength']:g}-at{row['onset']}" if row["fault"] else "healthy"
 
 
