@@ -20,9 +20,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import jaxtyping
 import numpy as np
 import pytest
+
+# The same examples every time: what fails here fails everywhere.
+hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
+hypothesis.settings.load_profile("repeatable")
 
 JUPYTER = ("tests/browser/", "tests/notebooks/")
 

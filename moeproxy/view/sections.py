@@ -11,7 +11,7 @@ from moeproxy.view import figures
 from moeproxy.view.document import Block, Document, Figure, Points, Section, Table, Text, records
 from moeproxy.view.figures_models import MEASURES
 from moeproxy.view.report_input import ReportInput
-from moeproxy.view.sections_study import study_blocks, study_lead
+from moeproxy.view.sections_study import study_lead, study_sections
 from moeproxy.view.sections_verdict import verdict_blocks, verdict_lead
 
 _LIMITS = (
@@ -30,7 +30,7 @@ def compose(result: ReportInput) -> Document:
         Section("Accuracy by way of choosing", tuple(_accuracy(result))),
         Section("Runs: loss and gradient norm", tuple(_runs(result))),
         Section("Verdict and controls", tuple(verdict_blocks(result.comparisons))),
-        Section("Many faults: do the proxies respond alike?", tuple(study_blocks(result.study))),
+        *study_sections(result.study),
         Section("Limits", (Points((*result.limits, *_LIMITS)),)),
         Section("Provenance", tuple(_provenance(result))),
     )

@@ -11,7 +11,7 @@ from moeproxy.triage.study_frames import where
 from moeproxy.triage.study_page import HEADS, main_proxy, unfound
 from moeproxy.triage.study_result import Study
 from moeproxy.view import figures_study as figures
-from moeproxy.view.document import Block, Figure, Heading, Points, Table, Text
+from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
 
 
 def study_lead(study: Study | None) -> Iterable[str]:
@@ -28,11 +28,12 @@ def study_lead(study: Study | None) -> Iterable[str]:
     )
 
 
-def study_blocks(study: Study | None) -> Iterable[Block]:
-    """Yield the blocks of the section."""
-    if study is None:
-        yield Text("Not run: no fidelity study was given.", note=True)
-        return
+def study_sections(study: Study | None) -> Iterable[Section]:
+    """Return the section of the study; none without one, since the main job does not make it."""
+    return () if study is None else (Section("Many faults: do the proxies respond alike?", tuple(_blocks(study))),)
+
+
+def _blocks(study: Study) -> Iterable[Block]:
     yield Points(study.protocol.words())
     for level in study.levels:
         yield from _level(study, level)

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 NOTEBOOK = "notebooks/03_reproduce.ipynb"
 # The original's broken line of the first panel: policy loss.
 _BROKEN = "plot => Array.from(plot.data[2].y)"
+_GROWS = "() => Array.from(document.querySelector('.js-plotly-plot').data[2].y).some(value => Number.isFinite(value))"
 _WIDER = "before => document.querySelector('.js-plotly-plot')._fullLayout.width > before"
 _WIDTH = "plot => plot._fullLayout.width"
 
@@ -71,8 +72,8 @@ def test_reproduce(lab: Lab, shots: Path) -> None:
     expect(status(lab, "steps, ").first).to_be_visible(timeout=TIMEOUT_MS)
     expect(status(lab, "1 not finished").first).to_be_visible(timeout=TIMEOUT_MS)
     assert lab.execute("print(panel.job.state)") == "running", "the kernel answers while runs are trained"
-    growing = [value for value in figure.evaluate(_BROKEN) if value is not None]
-    assert 0 < len(growing) <= 40
+    lab.page.wait_for_function(_GROWS, timeout=TIMEOUT_MS)
+    assert sum(value is not None for value in figure.evaluate(_BROKEN)) <= 40
     lab.page.screenshot(path=shots / "reproduce-live.png")
     lab.page.get_by_role("button", name="Stop", exact=True).click()
     expect(status(lab, "stopped. Finished runs, and the steps of the others")).to_be_visible(timeout=TIMEOUT_MS)

@@ -104,12 +104,14 @@ def test_every_value_is_kept_and_none_is_added(tmp_path_factory: pytest.TempPath
     for log in logs:
         values = log.trace.steps.to_numpy(float, na_value=np.nan) if log.has_metrics else np.zeros(0)
         shown = {float(v) for v in np.ravel(values) if not math.isnan(v)}
-        assert shown <= set(written) | {
-            float(text) for text in texts if text.strip().lower().lstrip("+-")[:1].isdigit()
-        } | {
-            math.inf,
-            -math.inf,
-        }
+        assert shown <= {*written, *filter(None.__ne__, map(_number, texts)), math.inf, -math.inf}
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _same(value: object, found: object, status: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from moeproxy.errors import MoeproxyError
 from moeproxy.triage.study import Study, study
 from moeproxy.view import figures
-from moeproxy.view.document import Figure, Table, Text
+from moeproxy.view.document import Figure, Table
 from moeproxy.view.report import ReportInput, write_report
-from moeproxy.view.sections_study import study_blocks, study_lead
+from moeproxy.view.sections_study import study_lead, study_sections
 from moeproxy.view.style import ORIGINAL, PROXY
 from tests.triage import study_synthetic as made
 
@@ -102,7 +102,8 @@ def test_what_was_not_judged_is_refused(result: Study) -> None:
 
 
 def test_the_section_shows_every_level_and_its_controls(result: Study) -> None:
-    blocks = list(study_blocks(result))
+    (section,) = study_sections(result)
+    blocks = section.blocks
     captions = [block.caption for block in blocks if isinstance(block, Figure | Table)]
     assert sum(caption.startswith("How often the right fault") for caption in captions) == 2
     assert "Proxy minus control" in captions
@@ -112,12 +113,11 @@ def test_the_section_shows_every_level_and_its_controls(result: Study) -> None:
     assert "chance is 17%" in lead
 
 
-def test_without_a_study_the_report_says_so(tmp_path: Path, result: Study) -> None:
-    (block,) = study_blocks(None)
-    assert isinstance(block, Text)
+def test_without_a_study_the_report_has_no_section_for_it(tmp_path: Path, result: Study) -> None:
+    assert list(study_sections(None)) == []
     assert list(study_lead(None)) == []
     bare = write_report(ReportInput(), tmp_path / "bare").parent
-    assert "no fidelity study was given" in (bare / "report.md").read_text("utf-8")
+    assert "Many faults" not in (bare / "report.md").read_text("utf-8")
     full = write_report(replace(ReportInput(), study=result), tmp_path / "full").parent
     text = (full / "report.md").read_text("utf-8")
     assert "Many faults: do the proxies respond alike?" in text

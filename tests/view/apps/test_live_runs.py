@@ -106,7 +106,8 @@ def test_a_key_is_computed_once(live: LiveRuns, monkeypatch: pytest.MonkeyPatch)
     asked: list[RunSpec] = []
 
     def counted(spec: RunSpec, out: Path) -> Path:
-        asked.append(spec)
+        if out == live.out:  # a panel of another test may still be looking at its own
+            asked.append(spec)
         return result_path(spec, out)
 
     monkeypatch.setattr(live_runs, "result_path", counted)
