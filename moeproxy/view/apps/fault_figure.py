@@ -17,6 +17,7 @@ from plotly.subplots import make_subplots
 
 from moeproxy.lab.faults import fault
 from moeproxy.traces.signals import SIGNALS
+from moeproxy.traces.trace import Trace
 from moeproxy.view.apps.fault_lines import Lines, lines
 from moeproxy.view.apps.fault_runs import Asked, ModelRuns
 from moeproxy.view.style import BLACK, FONT, GRID, INK, faint, model_colours
@@ -156,7 +157,9 @@ def signal_table(state: FaultState) -> pd.DataFrame:
             found = state.lines[name, runs.label]
             after_S = found.steps_S >= state.onset
             row[f"{runs.label}, healthy"] = _mean(found.healthy_S[after_S])
-            row[f"{runs.label}, broken"] = _mean(found.broken_S[after_S])
+            # What was not run is a gap in the lines, and no value that ceased to be finite.
+            broken_S = found.broken_S[after_S] if any(map(_has_begun, runs.broken.values())) else np.empty(0)
+            row[f"{runs.label}, broken"] = _mean(broken_S)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -176,6 +179,12 @@ def describe(state: FaultState) -> str:
 
 def _count(runs: Any) -> str:
     return f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+
+
+def _has_begun(broken: Trace) -> bool:
+    """Whether a run, which may still be growing, has reached the step from which its fault acts."""
+    steps, onset = broken.steps.index, broken.provenance.onset
+    return len(steps) > 0 and onset is not None and int(steps[-1]) >= onset
 
 
 def _mean(values_S: np.ndarray) -> str:

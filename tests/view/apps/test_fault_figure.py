@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from moeproxy.lab.faults import FAULTS
+from moeproxy.traces.trace import Trace
 from moeproxy.view.apps import fault_figure
 from moeproxy.view.apps.fault_figure import (
     SLOTS,
@@ -149,6 +151,18 @@ def test_the_table_says_what_the_lines_show() -> None:
     assert table.loc["update norm"].tolist() == ["1", "0.5", "1", "0.5"]
     empty = signal_table(FaultState(ASKED, (ModelRuns("original"),)))
     assert set(empty["original, broken"]) == {"–"}
+
+
+def _told(broken: Trace | None) -> str:
+    """What the table says of the broken run's reward."""
+    runs = ModelRuns("original", {0: broken} if broken else {}, {0: run()}, [run()])
+    return str(signal_table(FaultState(ASKED, (runs,))).set_index("signal").loc["reward mean", "original, broken"])
+
+
+def test_what_was_not_run_is_not_called_not_finite() -> None:
+    assert _told(None) == _told(run(fault="update_freeze", onset=10, steps=9)) == "–"
+    assert float(_told(run(fault="update_freeze", onset=10, steps=12))) > 0
+    assert _told(run(fault="update_freeze", onset=10, reward_mean=math.nan)) == "not finite"
 
 
 def test_words_say_what_is_drawn() -> None:
