@@ -22,10 +22,12 @@ from moeproxy.errors import LabError
 from moeproxy.files import atomic_file
 from moeproxy.lab.bench import Model, grid, models_of
 from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.identity import identify
+from moeproxy.lab.jobs import Failure
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep import SweepProgress, try_sweep
 from moeproxy.traces.pack import REGISTRY, load_pack, load_registry, save_pack
-from moeproxy.traces.trace import Trace
+from moeproxy.traces.trace import RunInfo, Trace
 
 COLUMNS = (
     "model",
@@ -42,13 +44,15 @@ COLUMNS = (
     "config_hash",
     "key",
     "pack",
+    "failed",
 )
 
 
 def pack(runs: Path, out: Path, *, progress: Callable[[str], None] | None = None) -> pd.DataFrame:
     """Put every run file of `runs` into packs below `out`, write the registry, and return it.
 
-    Packs that the registry no longer names are left alone; a pack is replaced only when it is complete.
+    A run that failed has a row too, without a pack but with its last words: a crash is a result. Packs that the
+    registry no longer names are left alone; a pack is replaced only when it is complete.
 
     Raises:
         LabError: there is no run.
@@ -63,9 +67,10 @@ def pack(runs: Path, out: Path, *, progress: Callable[[str], None] | None = None
     rows = []
     for name, members in sorted(groups.items()):
         save_pack([trace for _, trace in members], out / name)
-        rows += [_row(trace, key, name) for key, trace in members]
+        rows += [_row(trace.provenance, key, name) for key, trace in members]
         if progress:
             progress(f"{name}: {len(members)} runs")
+    rows += [_failed_row(path) for path in sorted(Path(runs).glob("*.failed.json"))]
     registry = pd.DataFrame(rows, columns=list(COLUMNS))
     with atomic_file(out / REGISTRY) as temporary:
         registry.to_csv(temporary, index=False)
@@ -102,8 +107,26 @@ def _pack_name(trace: Trace) -> str:
     return f"{run.model}/{FAULTS[run.fault].family if run.fault else 'healthy'}.parquet"
 
 
-def _row(trace: Trace, key: str, name: str) -> dict[str, object]:
-    run = trace.provenance
+def _failed_row(path: Path) -> dict[str, object]:
+    failure = Failure.load(path)
+    spec = failure.spec
+    shape = identify(spec.model, spec.method)
+    first = spec.injection
+    info = RunInfo(
+        spec.label,
+        spec.method,
+        shape.n_experts,
+        spec.seed,
+        first.fault if first else None,
+        first.strength if first else 0.0,
+        first.onset if first else None,
+        config=spec.settings.to_dict(),
+    )
+    key = path.name.removesuffix(".failed.json").rpartition("--")[2]
+    return {**_row(info, key, ""), "failed": str(failure)}
+
+
+def _row(run: RunInfo, key: str, name: str) -> dict[str, object]:
     config = json.dumps(run.config, sort_keys=True).encode()
     return {
         "model": run.model,
@@ -120,6 +143,7 @@ def _row(trace: Trace, key: str, name: str) -> dict[str, object]:
         "config_hash": hashlib.sha256(config).hexdigest()[:12],
         "key": key,
         "pack": name,
+        "failed": "",
     }
 
 

@@ -35,7 +35,7 @@ from moeproxy.files import atomic_dir, provenance
 from moeproxy.lab.balance import BiasBalancer
 from moeproxy.lab.scoring import accuracy, sampled_reward
 from moeproxy.lab.tasks import BACKGROUND_SKILLS, DIGITS, LETTERS, RL_SKILLS, sample
-from moeproxy.lab.testbed_files import write_checkpoint
+from moeproxy.lab.testbed_files import chosen_recipe, write_checkpoint
 from moeproxy.lab.tokens import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, supervised_batch, vocabulary_size
 
 Report = Callable[[str], None]
@@ -99,12 +99,7 @@ def build_testbed(
     Raises:
         LabError: the name is unknown, or the directory exists.
     """
-    recipe = recipe or RECIPES.get(name)
-    if recipe is None:
-        raise LabError(f"unknown testbed model {name!r}", expected=f"one of {', '.join(RECIPES)}")
-    target = Path(out) / name
-    if target.exists():
-        raise LabError("exists already", where=target, remedy="remove it or choose another --out")
+    recipe, target = chosen_recipe(name, RECIPES, recipe, out)
     say = report or (lambda line: None)
     model = train_testbed(recipe, say, device)
     measured = measure(model)

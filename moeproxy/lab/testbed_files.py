@@ -5,10 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from moeproxy.errors import LabError
+
 RECIPE_FILE = "recipe.json"
+
+R = TypeVar("R")
+
+
+def chosen_recipe(name: str, recipes: Mapping[str, R], recipe: R | None, out: Path) -> tuple[R, Path]:
+    """Return the recipe to follow, the given one or the one of that name, and the directory of the new model.
+
+    Raises:
+        LabError: the name is unknown, or the directory exists.
+    """
+    found = recipe or recipes.get(name)
+    if found is None:
+        raise LabError(f"unknown testbed model {name!r}", expected=f"one of {', '.join(recipes)}")
+    target = Path(out) / name
+    if target.exists():
+        raise LabError("exists already", where=target, remedy="remove it or choose another --out")
+    return found, target
 
 
 def write_checkpoint(

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from moeproxy.errors import LabError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.load import load_model
 from moeproxy.files import atomic_dir, provenance
@@ -26,7 +25,7 @@ from moeproxy.lab.calculator import CALL, CALL_END, ERROR, SKILL, ToolTurn, answ
 from moeproxy.lab.scoring import tool_accuracy
 from moeproxy.lab.tasks import BACKGROUND_SKILLS, RL_SKILLS, Task, sample
 from moeproxy.lab.testbed import Recipe, Report, corrupted, measure, train
-from moeproxy.lab.testbed_files import RECIPE_FILE, write_checkpoint
+from moeproxy.lab.testbed_files import RECIPE_FILE, chosen_recipe, write_checkpoint
 from moeproxy.lab.tokens import BOS_ID, EOS_ID, PAD_ID, build_tokenizer, encode, labelled_batch, vocabulary_size
 
 Part = tuple[list[int], bool]
@@ -82,12 +81,7 @@ def build_tool_testbed(name: str, models: Path, out: Path, *, recipe: ToolRecipe
     Raises:
         LabError: the name is unknown, or the directory exists.
     """
-    recipe = recipe or RECIPES.get(name)
-    if recipe is None:
-        raise LabError(f"unknown testbed model {name!r}", expected=f"one of {', '.join(RECIPES)}")
-    target = Path(out) / name
-    if target.exists():
-        raise LabError("exists already", where=target, remedy="remove it or choose another --out")
+    recipe, target = chosen_recipe(name, RECIPES, recipe, out)
     torch.manual_seed(recipe.seed)
     rng = random.Random(recipe.seed)
     model = _enlarged(models / recipe.source) if recipe.source else _dense(recipe)

@@ -77,8 +77,12 @@ def load_pack(path: str | Path, *, trajectories: bool = True) -> tuple[Trace, ..
     return tuple(traces)
 
 
-def load_registry(folder: str | Path) -> pd.DataFrame:
+def load_registry(folder: str | Path, *, failed: bool = False) -> pd.DataFrame:
     """Read the registry of a folder of packs: one row a run; `fault`, `family` and `level` are empty when healthy.
+
+    Args:
+        folder: holds `registry.csv`.
+        failed: whether to return the rows of runs that failed too: they have no pack, and `failed` says why.
 
     Raises:
         TraceError: there is no registry.
@@ -86,7 +90,9 @@ def load_registry(folder: str | Path) -> pd.DataFrame:
     path = Path(folder) / REGISTRY
     if not path.is_file():
         raise TraceError("no such file", where=path, expected="the registry of a folder of packs")
-    return pd.read_csv(path, dtype={"fault": str, "family": str, "level": str, "key": str}, keep_default_na=False)
+    text = ("fault", "family", "level", "key", "pack", "failed")
+    table = pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False)
+    return table if failed else table[table["pack"] != ""]
 
 
 def load_bench(

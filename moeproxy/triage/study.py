@@ -211,14 +211,14 @@ def study_folder(folder: str | Path, protocol: Protocol | None = None) -> Study:
     root = Path(folder)
     if not (root / REGISTRY).is_file():
         return study(load_dir(root), protocol)
-    runs = rows(load_registry(root))
+    runs = rows(load_registry(root, failed=True))
     broken = [run for run in runs if run["fault"]]
     return study(
         load_bench(root),
         protocol,
         levels={(run["fault"], float(run["strength"])): run["level"] for run in broken},
         crashed={
-            (run["model"], run["fault"], run["level"], int(run["seed"])): "no result"
+            (run["model"], run["fault"], run["level"], int(run["seed"])): run.get("failed") or "no result"
             for run in broken
             if not run["pack"]
         },

@@ -13,6 +13,7 @@ from moeproxy.errors import LabError
 from moeproxy.lab import bench, bench_record
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.identity import DENSE
+from moeproxy.lab.jobs import Failure
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import load_bench, load_registry
 from moeproxy.traces.trace import RunInfo, Trace
@@ -102,6 +103,16 @@ def test_packing_writes_the_registry_of_what_was_recorded(tmp_path: Path) -> Non
         one, other = (Trace.load(folder / f"{name}.parquet") for folder in (tmp_path / "runs", again))
         assert one.equals(other, ignore=())
         assert one.provenance == other.provenance
+    spec = bench.Model(data_dir() / "models" / "qwen3-moe-tools", "original", "original").spec(
+        1, bench.injection_of("nan_poison", "subtle", 1)
+    )
+    Failure(spec, "out of memory", -9).save(tmp_path / "runs" / "original--nan_poison-0.1-at2--s1--dd.failed.json")
+    assert bench_record.pack(tmp_path / "runs", out)["key"].tolist() == ["cc", "bb", "aa", "dd"]
+    assert "dd" not in set(load_registry(out)["key"])
+    lost = load_registry(out, failed=True).set_index("key").loc["dd"]
+    assert lost[["fault", "level", "seed", "n_experts", "pack"]].tolist() == ["nan_poison", "subtle", 1, 32, ""]
+    assert lost["failed"] == "killed by SIGKILL: out of memory"
+    assert len(load_bench(out)) == 3
     with pytest.raises(LabError, match="no recorded runs"):
         bench_record.pack(tmp_path / "absent", out)
 

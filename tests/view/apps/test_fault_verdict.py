@@ -54,7 +54,11 @@ def test_a_group_without_runs_is_named_and_the_others_are_judged() -> None:
     assert len(found.comparisons) == 1
     assert len(found.missing) == 1
     assert found.missing[0].startswith("seed 1: ")
-    assert "No verdict for seed 1" in found.text
+    assert "No verdict for seed 1: no finished run of original or cluster-16 with kl_sign from step 20." in found.text
+    without = [t for t in _broken("kl_sign") if (t.provenance.model, t.provenance.seed) != ("cluster-16", 1)]
+    partly = judge(_asked("kl_sign"), HEALTHY, without)
+    assert partly.missing == ("seed 1: no finished run of cluster-16 with kl_sign from step 20",)
+    assert len(partly.comparisons) == 2, "the controls of seed 1 are judged"
     none = judge(_asked("kl_sign"), HEALTHY, [])
     assert none.comparisons == ()
     assert none.rows.empty
