@@ -170,14 +170,15 @@ def persistent(response_XS: Float[np.ndarray, "X S"], length: int) -> Float[np.n
 
 def _row(trace: Trace, name: str) -> np.ndarray:
     signal = SIGNALS[name]
-    rows = [_transform(trace, column, signal) for column in columns_of(trace, name)]
+    rows = [transform(trace, column, signal) for column in columns_of(trace, name)]
     if not rows:
         return np.full(len(trace.steps), np.nan)
     # Not nanmean: a layer that is missing at a step makes the mean over layers another quantity.
     return np.mean(rows, axis=0)
 
 
-def _transform(trace: Trace, column: str, signal: Signal) -> np.ndarray:
+def transform(trace: Trace, column: str, signal: Signal) -> np.ndarray:
+    """Return a column on its signal's scale (S,); NaN is missing, ±inf was measured as not finite."""
     raw_S = trace.values(column)
     broken_S = ~np.isfinite(raw_S) & ~trace.missing(column)
     measured_S = np.where(broken_S, np.where(raw_S < 0, -np.inf, np.inf), raw_S)

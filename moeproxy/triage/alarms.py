@@ -1,0 +1,153 @@
+"""Alarms: which signal departed, from which step on, how far, and how it went on; and notes on what is none.
+
+Axes: R row, X signal, S step, T candidate onset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from moeproxy.triage.course import JUMP, TRANSIENT, Course, course
+from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, unit_of
+from moeproxy.triage.reference import STRONGEST, Departures
+
+NOT_FINITE = "not finite"
+BEFORE = 20
+"""Steps before the onset, at most, of which the sentence gives the mean."""
+
+LASTING = 3
+"""Values that are not finite within `NEAR` steps: fewer are a note."""
+NEAR = 5
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One signal that departs.
+
+    Args:
+        signal: canonical or derived name, with `/<layer>` when one layer stands out.
+        onset: first step of the departure.
+        direction: "up", "down" or "not finite".
+        size: largest shift, in healthy spreads (or, without healthy runs, in standard errors of the run's own noise);
+            infinite where the values are not finite.
+        excess: size over the threshold of this signal.
+        before, after: mean in the signal's own unit before the onset, and in the ten steps after it; NaN when unknown.
+        kind: "jump", "drift" or "transient".
+        recovered: step from which a transient is back.
+        steps: number of steps from the onset to the end, or to the recovery.
+    """
+
+    signal: str
+    onset: int
+    direction: str
+    size: float
+    excess: float
+    before: float
+    after: float
+    kind: str
+    recovered: int | None = None
+    steps: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """The alarm in plain words; every number stands in a field."""
+        meaning = f"{self.signal} ({meaning_of(self.signal)})"
+        if self.direction == NOT_FINITE:
+            return f"{meaning} is not finite from step {self.onset} on ({self.steps} steps); it was {self.before:.3g}."
+        unit = f" {unit_of(self.signal)}".rstrip()
+        went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
+        back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
+        return (
+            f"{meaning} {went} {self.direction} at step {self.onset}, from {self.before:.3g} to {self.after:.3g}{unit}: "
+            f"{self.size:.1f} spreads, {self.excess:.1f} times what healthy runs reach{back}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the alarm as JSON values, its sentence too."""
+        return {**self.__dict__, "sentence": self.sentence}
+
+
+def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
+    """Return the alarms of a run that departs, the earliest first, of equal onsets the largest first."""
+    broken = _broken(table)
+    excess_X = found.excess_XT.max(1)
+    loud = [x for x in np.argsort(-excess_X) if excess_X[x] > found.single_threshold]
+    # The run departs by several signals together though none of them does alone: these are the evidence.
+    chosen = loud or (list(np.argsort(-excess_X)[:STRONGEST]) if not broken else [])
+    members = dict(groups(found.rows))
+    quiet = {alarm.signal.partition("/")[0] for alarm in broken}
+    moved = [_alarm(table, found, x, members[found.names[x]]) for x in chosen if found.names[x] not in quiet]
+    return tuple(sorted([*broken, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
+
+
+def notes_of(table: Judged, found: Departures) -> tuple[str, ...]:
+    """Return what was seen and is no alarm: lone spikes, lone values that are not finite."""
+    notes = []
+    for row, steps_S in zip(found.rows, found.spikes_RS, strict=True):
+        steps = found.steps_S[steps_S]
+        if len(steps):
+            notes.append(f"{row}: lone spike at step {_listed(steps)}; a single step is no alarm.")
+    lasting = {alarm.signal for alarm in _broken(table)}
+    for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
+        if broken_S.any() and row not in lasting:
+            notes.append(f"{row}: not finite at step {_listed(table.steps_S[broken_S])}, finite again after it.")
+    return tuple(notes)
+
+
+def lasting_break(broken_S: np.ndarray) -> int | None:
+    """Return the index of the first of several values close together that are not finite, None without such."""
+    places = np.flatnonzero(broken_S)
+    for first, last in zip(places, places[LASTING - 1 :], strict=False):
+        if last - first < NEAR:
+            return int(first)
+    return None
+
+
+def _broken(table: Judged) -> list[Alarm]:
+    alarms = []
+    for index, row in enumerate(table.rows):
+        onset = lasting_break(table.broken_RS[index])
+        if onset is not None:
+            before, steps = _mean(table, index, max(0, onset - BEFORE), onset), int(table.broken_RS[index, onset:].sum())
+            step = int(table.steps_S[onset])
+            alarms.append(Alarm(row, step, NOT_FINITE, np.inf, np.inf, before, np.nan, JUMP, None, steps))
+    return alarms
+
+
+def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Alarm:
+    """Describe the departure of one signal by the row of it that moves most."""
+    place = int(found.contrast_XT[x].argmax())
+    if found.contrast_XT[x, place] < 1:
+        place = int(found.excess_XT[x].argmax())
+    row = int(index_R[found.size_RT[index_R].max(1).argmax()])
+    peak = int(found.size_RT[row].argmax())
+    name, onset = found.rows[row], int(found.onset_T[place])
+    went: Course = course(found.residual_RS[row], onset)
+    index, start = table.rows.index(name), int(np.searchsorted(table.steps_S, found.steps_S[onset]))
+    end = found.steps_S[went.recovered] if went.recovered is not None and went.recovered < len(found.steps_S) else None
+    return Alarm(
+        signal=name,
+        onset=int(found.steps_S[onset]),
+        direction="up" if found.sign_RT[row, peak] > 0 else "down",
+        size=float(found.size_RT[row, peak]),
+        excess=float(found.excess_XT[x].max()),
+        before=_mean(table, index, max(0, start - BEFORE), start),
+        after=_mean(table, index, start, start + 10),
+        kind=went.kind,
+        recovered=None if end is None else int(end),
+        steps=int((found.steps_S[-1] if end is None else end) - found.steps_S[onset]) + (end is None),
+    )
+
+
+def _mean(table: Judged, index: int, start: int, stop: int) -> float:
+    values_S = table.finite_RS[index, start:stop]
+    known_S = values_S[np.isfinite(values_S)]
+    return original_value(table.rows[index], float(known_S.mean())) if len(known_S) else float("nan")
+
+
+def _listed(steps: np.ndarray) -> str:
+    shown = ", ".join(str(int(step)) for step in steps[:5])
+    return f"{shown} and {len(steps) - 5} more" if len(steps) > 5 else shown

@@ -1,0 +1,144 @@
+"""How strongly, and from which step on, a run departs: statistics of one candidate onset after the other.
+
+Axes: R row, S step, T candidate onset, W window after the onset, V view (0: level against the reference, 1: change
+against the run's own past).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SPANS = ((0, 3), (0, 10), (0, 25))
+"""Windows after a candidate onset, in steps, over which a departure is averaged: short and strong to long and weak."""
+
+CONTRAST_SPANS = (5, 15, 60)
+"""Lengths of the windows after a candidate onset that are set against the past."""
+
+MEMORY = 60
+"""Steps of the past that a change is measured against."""
+
+LEAST_BEFORE, LEAST_AFTER = 4, 3
+"""Steps that a candidate onset must have before and after it."""
+
+SPIKE = 8.0
+"""Size, in step noise, of a lone value that is taken out before judging: one step is a note, not an alarm."""
+
+CLIP = 30.0
+
+_MEDIAN_TO_STD = 1.4826 / np.sqrt(2)  # of the median |difference| of two normal values
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of known values up to a step (R, S + 1), and how many there are."""
+
+    total: np.ndarray
+    count: np.ndarray
+
+    @staticmethod
+    def of(values_RS: np.ndarray) -> _Sums:
+        here = np.isfinite(values_RS)
+        zero = np.zeros((len(values_RS), 1))
+        total = np.cumsum(np.where(here, values_RS, 0), axis=1)
+        return _Sums(np.hstack([zero, total]), np.hstack([zero, np.cumsum(here, axis=1)]))
+
+    def mean(self, start_T: np.ndarray, stop_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return means (R, T) of steps start..stop-1, 0 where there is none, and the counts."""
+        count_RT = self.count[:, stop_T] - self.count[:, start_T]
+        return (self.total[:, stop_T] - self.total[:, start_T]) / np.maximum(count_RT, 1), count_RT
+
+
+def candidates(n_steps: int) -> np.ndarray:
+    """Return the places (T,) of candidate onsets, as indices of steps; at most about a thousand."""
+    last = n_steps - LEAST_AFTER
+    return np.arange(LEAST_BEFORE, last + 1, max(1, n_steps // 1000))
+
+
+def shifts(values_RS: np.ndarray, onset_T: np.ndarray, spans: Sequence[tuple[int, int]] = SPANS) -> np.ndarray:
+    """Return mean shifts (W, V, R, T) after each candidate onset, 0 where half of a window is missing.
+
+    Args:
+        values_RS: what is left of a run after the reference is taken off; NaN is missing.
+        onset_T: candidate onsets, as indices of steps.
+        spans: windows after the onset, [start, stop).
+    """
+    sums, n_steps = _Sums.of(values_RS), values_RS.shape[1]
+    before_RT, n_before_RT = sums.mean(np.maximum(onset_T - MEMORY, 0), onset_T)
+    rows = []
+    for start, stop in spans:
+        stop_T = np.minimum(onset_T + stop, n_steps)
+        start_T = np.minimum(onset_T + start, stop_T - 1)
+        mean_RT, count_RT = sums.mean(start_T, stop_T)
+        known_RT = count_RT > (stop_T - start_T) / 2
+        level_RT = np.where(known_RT, mean_RT, 0)
+        past_RT = known_RT & (n_before_RT >= LEAST_BEFORE - 1)
+        rows.append(np.stack([level_RT, np.where(past_RT, mean_RT - before_RT, 0)]))
+    return np.stack(rows)
+
+
+def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray) -> np.ndarray:
+    """Return the size (R, T) of the change at each candidate onset, in standard errors.
+
+    It is the two-sample statistic |after - before| / sqrt(1/n_after + 1/n_before), the largest over the lengths of
+    `CONTRAST_SPANS`. Its maximum over T estimates the onset (the likelihood-ratio estimate for one shift of the mean).
+
+    Args:
+        noise_units_RS: residuals over step noise; clipped at ±30 so that one value decides nothing.
+        onset_T: candidate onsets.
+    """
+    sums, n_steps = _Sums.of(np.clip(noise_units_RS, -CLIP, CLIP)), noise_units_RS.shape[1]
+    before_RT, n_before_RT = sums.mean(np.maximum(onset_T - MEMORY, 0), onset_T)
+    best_RT = np.zeros((len(noise_units_RS), len(onset_T)))
+    for length in CONTRAST_SPANS:
+        stop_T = np.minimum(onset_T + length, n_steps)
+        after_RT, n_after_RT = sums.mean(onset_T, stop_T)
+        known_RT = (n_after_RT > (stop_T - onset_T) / 2) & (n_before_RT >= LEAST_BEFORE - 1)
+        weight_RT = n_after_RT * n_before_RT / np.maximum(n_after_RT + n_before_RT, 1)
+        best_RT = np.maximum(best_RT, np.where(known_RT, np.abs(after_RT - before_RT) * np.sqrt(weight_RT), 0))
+    return best_RT
+
+
+def step_noise(values_RS: np.ndarray, floor_R: np.ndarray) -> np.ndarray:
+    """Return the noise (R,) of single steps, from successive differences: these do not see a slow trend.
+
+    The smaller of the usual and a robust estimate (a jump or a spike makes the usual one large), but never less than
+    seven tenths of the usual one: for signals that are constant at most steps the robust one is zero.
+    """
+    step_RS = np.diff(values_RS, axis=-1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a row without any value has no noise
+        usual_R = np.sqrt(np.nanmean(step_RS**2, axis=-1) / 2)
+        robust_R = np.nanmedian(np.abs(step_RS), axis=-1) * _MEDIAN_TO_STD
+    return np.fmax(np.fmax(np.fmin(usual_R, robust_R), 0.7 * usual_R), floor_R)
+
+
+def lone_spikes(values_RS: np.ndarray, noise_R: np.ndarray) -> np.ndarray:
+    """Return where (R, S) a single value stands out of both neighbours on one side, while these agree."""
+    left_RS, right_RS = values_RS[:, :-2], values_RS[:, 2:]
+    middle_RS, noise_R1 = values_RS[:, 1:-1], noise_R[:, None]
+    with np.errstate(invalid="ignore"):
+        up_RS = (middle_RS - left_RS > SPIKE * noise_R1) & (middle_RS - right_RS > SPIKE * noise_R1)
+        down_RS = (left_RS - middle_RS > SPIKE * noise_R1) & (right_RS - middle_RS > SPIKE * noise_R1)
+        agree_RS = np.abs(left_RS - right_RS) < SPIKE * noise_R1
+    found_RS = np.zeros(values_RS.shape, bool)
+    found_RS[:, 1:-1] = (up_RS | down_RS) & agree_RS
+    return found_RS
+
+
+def without_spikes(values_RS: np.ndarray, spikes_RS: np.ndarray) -> np.ndarray:
+    """Return the values with the mean of both neighbours in the place of every lone spike."""
+    between_RS = np.full_like(values_RS, np.nan)
+    between_RS[:, 1:-1] = (values_RS[:, :-2] + values_RS[:, 2:]) / 2
+    return np.where(spikes_RS, between_RS, values_RS)
+
+
+def smoothed(values_RS: np.ndarray, width: int = 7) -> np.ndarray:
+    """Return running means over `width` steps, NaN left out; NaN where there is nothing."""
+    sums, n_steps = _Sums.of(values_RS), values_RS.shape[1]
+    place_S = np.arange(n_steps)
+    mean_RS, count_RS = sums.mean(np.maximum(place_S - width // 2, 0), np.minimum(place_S + width // 2 + 1, n_steps))
+    return np.where(count_RS > 0, mean_RS, np.nan)

@@ -1,0 +1,234 @@
+"""Find out whether a run went wrong, from which step on, and by which signals.
+
+Two ways: beside healthy runs of the same model and settings, or alone, by the run's own beginning and by what healthy
+runs of the benchmark do. NumPy, SciPy and ruptures only.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeproxy.errors import ComparisonError
+from moeproxy.files import atomic_file
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.alarms import Alarm, alarms_of, notes_of
+from moeproxy.triage.alone import FEWEST_STEPS, Priors
+from moeproxy.triage.judged import Judged
+from moeproxy.triage.reference import Departures, Reference
+
+FORMAT, VERSION = "moeproxy.detection", 1
+HEALTHY, ALARM, UNCLEAR = "healthy", "alarm", "could not judge"
+BESIDE, ALONE = "beside healthy runs", "alone"
+
+_LOUD, _SHARE = 100.0, 0.3
+"""Of the alarms with this share of the largest excess the earliest may be the onset; beyond `_LOUD` all are alike."""
+
+_SETTINGS = ("learning_rate", "temperature", "prompts", "samples", "max_new_tokens", "environment")
+
+
+@dataclass(frozen=True)
+class Detection:
+    """Whether a run went wrong.
+
+    Args:
+        verdict: "healthy", "alarm" or "could not judge".
+        onset: step from which it departs, None without an alarm.
+        strength: mean excess of the strongest signals, at its largest.
+        threshold: strength beyond which the run alarms.
+        alarms: the signals that depart, the earliest first.
+        notes: what was seen and is no alarm; what limits the verdict.
+        mode: "beside healthy runs" or "alone".
+        n_healthy: healthy runs it was judged by.
+        n_steps: steps judged.
+        signals: names of the signals judged.
+    """
+
+    verdict: str
+    onset: int | None
+    strength: float
+    threshold: float
+    alarms: tuple[Alarm, ...]
+    notes: tuple[str, ...]
+    mode: str
+    n_healthy: int
+    n_steps: int
+    signals: tuple[str, ...]
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The verdict in plain words, then its alarms and notes."""
+        return (self._headline(), *(alarm.sentence for alarm in self.alarms), *self.notes)
+
+    def _headline(self) -> str:
+        if self.verdict == UNCLEAR:
+            return "Could not judge."
+        judged = f"{len(self.signals)} signals over {self.n_steps} steps, judged {self.mode} ({self.n_healthy} healthy)"
+        level = f"strength {self.strength:.2f}, healthy runs stay below {self.threshold:.2f}"
+        if self.verdict == HEALTHY:
+            return f"No alarm: {judged}; {level}."
+        return f"The run departs from step {self.onset} on: {judged}; {level}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the detection as JSON values."""
+        plain = {name: value for name, value in self.__dict__.items() if name != "alarms"}
+        return {"format": FORMAT, "version": VERSION, **plain, "alarms": [alarm.to_dict() for alarm in self.alarms]}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the detection as JSON, atomically, and return the path."""
+        with atomic_file(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | Path) -> Detection:
+        """Read what `save` wrote.
+
+        Raises:
+            ComparisonError: the file is absent or no detection.
+        """
+        try:
+            stored = json.loads(Path(path).read_text(encoding="utf-8"))
+            return Detection.from_dict(stored)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ComparisonError("no detection", where=path, expected="a file written by Detection.save") from error
+
+    @staticmethod
+    def from_dict(stored: dict[str, Any]) -> Detection:
+        """Return the detection that `to_dict` wrote."""
+        if (stored["format"], stored["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"format {stored['format']!r}, version {stored['version']!r}")
+        fields = {name: value for name, value in stored.items() if name not in ("format", "version", "alarms")}
+        alarms = tuple(
+            Alarm(**{name: value for name, value in alarm.items() if name != "sentence"}) for alarm in stored["alarms"]
+        )
+        return Detection(**{**fields, "alarms": alarms, **{n: tuple(fields[n]) for n in ("notes", "signals")}})
+
+    def __repr__(self) -> str:
+        where = f" from step {self.onset}, {len(self.alarms)} signals" if self.verdict == ALARM else ""
+        return f"Detection({self.verdict}{where}; strength {self.strength:.2f}, threshold {self.threshold:.2f})"
+
+    def _repr_html_(self) -> str:
+        first, *rest = (html.escape(sentence) for sentence in self.sentences)
+        return f"<p><b>{first}</b></p><ul>{''.join(f'<li>{sentence}</li>' for sentence in rest)}</ul>"
+
+
+def detect(trace: Trace, healthy: Sequence[Trace] = (), *, priors: Priors | None = None) -> Detection:
+    """Judge one run.
+
+    Args:
+        trace: the run.
+        healthy: at least four good runs of the same model and settings; without any the run is judged alone.
+        priors: what healthy runs do by themselves, for a run judged alone; by default what is shipped.
+
+    Raises:
+        ComparisonError: fewer than four healthy runs, or none that log a signal of this run.
+
+    Example:
+        >>> detect(trace, healthy).onset
+        20
+    """
+    return measure(trace, Judged.of(trace), healthy, priors)[0]
+
+
+def measure(
+    trace: Trace, table: Judged, healthy: Sequence[Trace] = (), priors: Priors | None = None
+) -> tuple[Detection, Departures | None]:
+    """Judge one run, and return what was measured too, None where it could not be judged (see `detect`)."""
+    reasons = _limits(trace, table, healthy)
+    if reasons:
+        return _unclear(table, reasons, healthy), None
+    found, n_healthy = _measure(table, healthy, priors)
+    mode = BESIDE if healthy else ALONE
+    return judge(table, found, mode, n_healthy, _warnings(trace, table, found, healthy)), found
+
+
+def judge(
+    table: Judged, found: Departures, mode: str, n_healthy: int, warned: tuple[str, ...] = ()
+) -> Detection:
+    """Return the verdict on measured departures."""
+    strength_T = found.strength_T
+    alarms = alarms_of(table, found)
+    departs = bool(strength_T.max() > found.run_threshold)
+    alarmed = departs or any(np.isinf(alarm.excess) for alarm in alarms)
+    return Detection(
+        verdict=ALARM if alarmed else HEALTHY,
+        onset=_onset(alarms, found, departs) if alarmed else None,
+        strength=float(strength_T.max()),
+        threshold=found.run_threshold,
+        alarms=alarms if alarmed else (),
+        notes=(*notes_of(table, found), *warned),
+        mode=mode,
+        n_healthy=n_healthy,
+        n_steps=len(found.steps_S),
+        signals=found.names,
+    )
+
+
+def _onset(alarms: Sequence[Alarm], found: Departures, departs: bool) -> int:
+    """Return the step from which the run departs: where its signals change most, or an earlier loud alarm.
+
+    A cause often moves one signal at once and the others later, more and more.
+    """
+    loudness = [min(alarm.excess, _LOUD) for alarm in alarms]
+    most = int(found.steps_S[found.onset]) if departs else int(found.steps_S[-1])
+    loud = [a.onset for a, size in zip(alarms, loudness, strict=True) if size >= _SHARE * max(loudness)]
+    return min([most, *loud])
+
+
+def _measure(table: Judged, healthy: Sequence[Trace], priors: Priors | None) -> tuple[Departures, int]:
+    if not healthy:
+        known = priors or Priors.load()
+        return known.departures(table), known.n_runs
+    tables = [Judged.of(run) for run in healthy]
+    return Reference.of(tables, _shared_steps(table, tables)).departures(table), len(tables)
+
+
+def _shared_steps(table: Judged, tables: Sequence[Judged]) -> np.ndarray:
+    """Return the run's steps that at least half of the healthy runs have too."""
+    count_S = np.sum([np.isin(table.steps_S, one.steps_S) for one in tables], axis=0)
+    return table.steps_S[count_S >= len(tables) / 2]
+
+
+def _limits(trace: Trace, table: Judged, healthy: Sequence[Trace]) -> tuple[str, ...]:
+    """Return why a run cannot be judged; nothing when it can."""
+    if not table.rows:
+        logged = ", ".join(trace.signals[:5]) or "nothing"
+        return (f"No signal that says how training goes is logged ({logged}).",)
+    needed, has = (10, "beside healthy runs") if healthy else (FEWEST_STEPS, "without healthy runs")
+    if len(table.steps_S) < needed:
+        return (f"The run has {len(table.steps_S)} steps; {has} at least {needed} are needed.",)
+    return ()
+
+
+def _unclear(table: Judged, reasons: tuple[str, ...], healthy: Sequence[Trace]) -> Detection:
+    mode = BESIDE if healthy else ALONE
+    nothing = float("nan")
+    return Detection(
+        UNCLEAR, None, nothing, nothing, (), reasons, mode, len(healthy), len(table.steps_S), table.signals
+    )
+
+
+def _warnings(trace: Trace, table: Judged, found: Departures, healthy: Sequence[Trace]) -> tuple[str, ...]:
+    """Return what makes the verdict weaker than it looks."""
+    told = []
+    missing = [name for name in table.signals if name not in found.names]
+    if missing:
+        told.append(f"Not judged, since the healthy runs do not log it: {', '.join(missing)}.")
+    if len(found.steps_S) < len(table.steps_S):
+        told.append(f"Judged on {len(found.steps_S)} of {len(table.steps_S)} steps: the healthy runs have no others.")
+    mine = trace.provenance.config
+    for name in _SETTINGS:
+        theirs = {str(run.provenance.config.get(name)) for run in healthy if name in run.provenance.config}
+        if name in mine and theirs and str(mine[name]) not in theirs:
+            told.append(
+                f"The healthy runs have another {name} ({', '.join(sorted(theirs))}, here {mine[name]}): "
+                "what follows from that shows as a departure."
+            )
+    return tuple(told)

@@ -1,0 +1,300 @@
+"""Name the likely cause of a departure: ranked faults of the catalogue with confidence and evidence, or "unknown".
+
+The fingerprint of the run is compared with those of recorded runs of every fault (`Library`). NumPy and SciPy only.
+
+Axes: C fault, X signal, W window, F feature.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from moeproxy.errors import ComparisonError
+from moeproxy.files import atomic_file
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.catalogue import Entry, load_catalogue
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge, measure
+from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
+from moeproxy.triage.judged import Judged
+from moeproxy.triage.learned import load_library
+from moeproxy.triage.library import Library
+from moeproxy.triage.metric_checks import wrong_metrics
+
+FORMAT, VERSION = "moeproxy.diagnosis", 1
+SHOWN = 5
+"""Causes that a diagnosis lists."""
+
+EXPECTED, SEEN = 1.0, 1.0
+"""A change counts, expected or seen, from this many times what healthy runs reach."""
+
+RIVAL = 0.5
+"""A cause with this share of the first one's confidence is a rival, never a mere consequence."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One change that speaks for or against a cause.
+
+    Args:
+        signal, window: what changed, and when after the onset.
+        seen: change in the run, in units of what healthy runs reach (the tenfold is told as such; it is asinh-averaged
+            over recorded runs for `expected`).
+        expected: mean change in recorded runs of the cause.
+    """
+
+    signal: str
+    window: str
+    seen: float
+    expected: float
+
+    @property
+    def sentence(self) -> str:
+        """The evidence in words."""
+        return f"{self.signal} {self.window}: {_times(self.seen)} here, {_times(self.expected)} in recorded runs"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A fault that may have caused the departure.
+
+    Args:
+        fault, family, title: of the catalogue.
+        confidence: probability, calibrated on runs whose seed was held out.
+        supports, contradicts: evidence for and against, the strongest first.
+        missing: signals that would tell and are not logged.
+        explains: alarmed signals that follow from this cause.
+        consequences: faults that the fingerprint resembles too and that explain nothing further.
+        check: what to look at next, to tell this cause from its neighbours.
+        remedy: what usually helps.
+        twin: public report of such a case.
+    """
+
+    fault: str
+    family: str
+    title: str
+    confidence: float
+    supports: tuple[Evidence, ...]
+    contradicts: tuple[Evidence, ...]
+    missing: tuple[str, ...]
+    explains: tuple[str, ...]
+    consequences: tuple[str, ...]
+    check: str
+    remedy: str
+    twin: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What probably went wrong in a run.
+
+    Args:
+        detection: what was seen.
+        causes: ranked; empty without an alarm.
+        unknown: whether the run is like no known fault.
+        distance, farthest: distance per feature to the nearest fault, and what known faults stay below.
+        wrong_metrics: metrics that cannot be right, to be looked at first.
+        n_recorded: recorded runs that it was compared with.
+    """
+
+    detection: Detection
+    causes: tuple[Cause, ...]
+    unknown: bool
+    distance: float
+    farthest: float
+    wrong_metrics: tuple[str, ...]
+    n_recorded: int
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The diagnosis in plain words."""
+        first = [f"The metric itself looks wrong: {sentence}" for sentence in self.wrong_metrics]
+        if self.detection.verdict != ALARM:
+            return tuple(first)
+        limit = f"{self.distance:.2f} a feature; known faults stay below {self.farthest:.2f}"
+        if self.unknown:
+            nearest = f"; the nearest is {self.causes[0].fault}" if self.causes else ""
+            return (*first, f"Unknown: it is like no recorded fault (distance {limit}){nearest}.")
+        return (*first, *(_told(rank, cause) for rank, cause in enumerate(self.causes, start=1)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values."""
+        causes = [asdict(cause) for cause in self.causes]
+        plain = {name: value for name, value in self.__dict__.items() if name not in ("detection", "causes")}
+        stored = {"format": FORMAT, "version": VERSION, **plain, "causes": causes, "sentences": self.sentences}
+        return {**stored, "detection": self.detection.to_dict()}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the diagnosis as JSON, atomically, and return the path."""
+        with atomic_file(Path(path)) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        return Path(path)
+
+    @staticmethod
+    def load(path: str | Path) -> Diagnosis:
+        """Read what `save` wrote.
+
+        Raises:
+            ComparisonError: the file is absent or no diagnosis.
+        """
+        try:
+            stored = json.loads(Path(path).read_text(encoding="utf-8"))
+            if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
+                raise ValueError("another format")
+            stored.pop("sentences")
+            causes = tuple(_cause_of(cause) for cause in stored.pop("causes"))
+            detection = Detection.from_dict(stored.pop("detection"))
+            wrong = tuple(stored.pop("wrong_metrics"))
+            return Diagnosis(detection=detection, causes=causes, wrong_metrics=wrong, **stored)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ComparisonError("no diagnosis", where=path, expected="a file written by Diagnosis.save") from error
+
+    def __repr__(self) -> str:
+        if self.detection.verdict != ALARM:
+            return f"Diagnosis({self.detection.verdict})"
+        named = ", ".join(f"{cause.fault} {cause.confidence:.0%}" for cause in self.causes[:3])
+        return f"Diagnosis({'unknown, nearest ' if self.unknown else ''}{named}; onset {self.detection.onset})"
+
+    def _repr_html_(self) -> str:
+        lines = [html.escape(sentence) for sentence in (self.detection.sentences[0], *self.sentences)]
+        return f"<p><b>{lines[0]}</b></p><ol>{''.join(f'<li>{line}</li>' for line in lines[1:])}</ol>"
+
+
+def diagnose(
+    trace: Trace,
+    healthy: Sequence[Trace] = (),
+    *,
+    library: Library | None = None,
+    catalogue: Mapping[str, Entry] | None = None,
+) -> Diagnosis:
+    """Judge a run, and rank the causes of what is seen.
+
+    Args:
+        trace: the run.
+        healthy: at least four good runs of the same model and settings, or none.
+        library: fingerprints of known faults, of the same way of judging; by default what is shipped.
+        catalogue: words for the faults; by default what is shipped.
+
+    Raises:
+        ComparisonError: fewer than four healthy runs, or none that log a signal of this run.
+
+    Example:
+        >>> diagnose(trace, healthy).causes[0].fault
+        'stale_rollout'
+    """
+    known = library or load_library(BESIDE if healthy else ALONE)
+    table = Judged.of(trace)
+    detection, found = measure(trace, table, healthy)
+    wrong = wrong_metrics(trace)
+    if detection.verdict != ALARM or found is None or detection.onset is None:
+        return Diagnosis(detection, (), False, float("nan"), known.farthest, wrong, len(known.fault_N))
+    mark = fingerprint(table, found, detection.onset, known.units)
+    features_F = mark.features(known.signals)
+    distance = known.per_feature(features_F)
+    causes = rank(known, mark, detection, catalogue or load_catalogue())
+    return Diagnosis(
+        detection, causes, distance > known.farthest, distance, known.farthest, wrong, len(known.fault_N)
+    )
+
+
+def rank(
+    library: Library, mark: Fingerprint, detection: Detection, catalogue: Mapping[str, Entry]
+) -> tuple[Cause, ...]:
+    """Return the likeliest causes of a fingerprint, consequences under their causes."""
+    features_F = mark.features(library.signals)
+    confidence_C = library.confidences(features_F)
+    order = np.argsort(-confidence_C)[:SHOWN]
+    causes = [_cause(library, int(c), features_F, float(confidence_C[c]), detection, catalogue) for c in order]
+    first = causes[0]
+    under = [one for one in causes[1:] if one.confidence < RIVAL * first.confidence and _covered(one, first)]
+    beside = [one for one in causes[1:] if one not in under]
+    named = Cause(**{**first.__dict__, "consequences": tuple(one.fault for one in under)})
+    return (named, *beside)
+
+
+def _covered(one: Cause, first: Cause) -> bool:
+    return set(one.explains) <= set(first.explains)
+
+
+def _cause(
+    library: Library,
+    c: int,
+    features_F: np.ndarray,
+    confidence: float,
+    detection: Detection,
+    catalogue: Mapping[str, Entry],
+) -> Cause:
+    fault = library.faults[c]
+    entry = catalogue.get(fault) or Entry(fault, "?", fault, "", "", "", "")
+    n_changes = len(library.signals) * len(SPANS)
+    seen_F = np.sinh(features_F[:n_changes])
+    expected_F = np.sinh(library.mean_CF[c, :n_changes])
+    evidence = [
+        Evidence(library.signals[f // len(SPANS)], WINDOW_NAMES[f % len(SPANS)], float(seen_F[f]), float(expected_F[f]))
+        for f in range(n_changes)
+        if np.isfinite(expected_F[f])
+    ]
+    here = [one for one in evidence if np.isfinite(one.seen)]
+    supports = [e for e in here if abs(e.expected) >= EXPECTED and e.seen * e.expected > 0 and abs(e.seen) >= SEEN]
+    contradicts = [e for e in here if _contradicts(e)]
+    missing = [e for e in evidence if not np.isfinite(e.seen) and abs(e.expected) >= 2 * EXPECTED]
+    alarmed = {alarm.signal.partition("/")[0] for alarm in detection.alarms}
+    broken = {library.signals[x] for x in range(len(library.signals)) if library.mean_CF[c, n_changes + x] > 1}
+    return Cause(
+        fault=fault,
+        family=entry.family,
+        title=entry.title,
+        confidence=confidence,
+        supports=_strongest(supports),
+        contradicts=_strongest(contradicts),
+        missing=tuple(dict.fromkeys(e.signal for e in missing))[:SHOWN],
+        explains=tuple(sorted(({e.signal for e in supports} | broken) & alarmed)),
+        consequences=(),
+        check=entry.check,
+        remedy=entry.remedy,
+        twin=entry.twin,
+    )
+
+
+def _contradicts(evidence: Evidence) -> bool:
+    """Whether a change that recorded runs show is absent or opposite, or one is there that none shows."""
+    if abs(evidence.expected) >= 2 * EXPECTED:
+        return evidence.seen * evidence.expected <= 0 or abs(evidence.seen) < SEEN / 2
+    return abs(evidence.expected) < EXPECTED / 2 and abs(evidence.seen) >= 2 * SEEN
+
+
+def _strongest(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    return tuple(sorted(evidence, key=lambda e: -max(abs(e.expected), abs(e.seen)))[:SHOWN])
+
+
+def _told(rank_: int, cause: Cause) -> str:
+    words = [f"{rank_}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}"]
+    if cause.supports:
+        words.append(f"for: {'; '.join(one.sentence for one in cause.supports[:3])}")
+    if cause.contradicts:
+        words.append(f"against: {'; '.join(one.sentence for one in cause.contradicts[:2])}")
+    if cause.missing:
+        words.append(f"not logged, would tell: {', '.join(cause.missing)}")
+    if cause.consequences:
+        words.append(f"resembles as a consequence: {', '.join(cause.consequences)}")
+    if cause.check:
+        words.append(f"check next: {cause.check.rstrip('.')}")
+    return ". ".join(words) + "."
+
+
+def _times(change: float) -> str:
+    if abs(change) < 0.5:
+        return "no change"
+    return f"{'up' if change > 0 else 'down'} {abs(change):.1f} times what healthy runs reach"
+
+
+def _cause_of(stored: dict[str, Any]) -> Cause:
+    evidence = {name: tuple(Evidence(**one) for one in stored[name]) for name in ("supports", "contradicts")}
+    lists = {name: tuple(stored[name]) for name in ("missing", "explains", "consequences")}
+    return Cause(**{**stored, **evidence, **lists})

@@ -1,0 +1,113 @@
+"""What a run is judged by: step signals, aggregates of its responses, and per-layer router signals, as one table.
+
+Axes: R row (a signal, or one layer of it), S step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from moeproxy.traces.signals import LOG_SIGNALS, SIGNALS, signal_of
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.response import LOG_FLOOR, columns_of, transform
+from moeproxy.triage.study_signals import DERIVED, STEP_SIGNALS, floors, logged, signal_table
+
+_PER_LAYER = tuple(name for name, signal in SIGNALS.items() if signal.per_layer)
+_SCALARS = (*(name for name in STEP_SIGNALS if name not in _PER_LAYER), *DERIVED)
+_FURTHER = tuple(name for name, signal in LOG_SIGNALS.items() if name != "learning_rate")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The judged signals of one run, transformed so that differences mean the same at every size.
+
+    Args:
+        rows: a signal's name, or `name/<layer>`.
+        steps_S: the run's steps, ascending.
+        values_RS: transformed values (see `traces.signals.Signal.scale`); NaN is missing, ±inf was not finite.
+        floor_R: smallest spread believed, on the transformed scale.
+    """
+
+    rows: tuple[str, ...]
+    steps_S: np.ndarray
+    values_RS: np.ndarray
+    floor_R: np.ndarray
+
+    @staticmethod
+    def of(trace: Trace) -> Judged:
+        """Return the table of a run; signals that it does not log have no row."""
+        steps_S = trace.steps.index.to_numpy()
+        known = logged(trace, _SCALARS)
+        scalars = tuple(name for name in _SCALARS if name in known)
+        columns = [column for name in (*_PER_LAYER, *_FURTHER) for column in columns_of(trace, name)]
+        parts = [transform(trace, column, signal_of(column))[None] for column in columns]
+        if scalars:
+            parts.insert(0, signal_table(trace, scalars, steps_S))
+        floor = [_floor(column) for column in columns]
+        values_RS = np.concatenate(parts) if parts else np.empty((0, len(steps_S)))
+        return Judged((*scalars, *columns), steps_S, values_RS, np.array([*floors(scalars), *floor]))
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """Names of the signals, each once however many layers it has."""
+        return tuple(dict.fromkeys(signal_name(row) for row in self.rows))
+
+    @cached_property
+    def finite_RS(self) -> np.ndarray:
+        """The values without those that were not finite."""
+        return np.where(np.isfinite(self.values_RS), self.values_RS, np.nan)
+
+    @cached_property
+    def broken_RS(self) -> np.ndarray:
+        """Where a value was logged that is not finite."""
+        return np.isinf(self.values_RS)
+
+    def at(self, rows: tuple[str, ...], steps_S: np.ndarray) -> np.ndarray:
+        """Return transformed values (R, S) of these rows at these steps, NaN where this run has none."""
+        values_RS = np.full((len(rows), len(steps_S)), np.nan)
+        _, theirs, ours = np.intersect1d(steps_S, self.steps_S, return_indices=True)
+        place = {row: index for index, row in enumerate(self.rows)}
+        for index, row in enumerate(rows):
+            if row in place:
+                values_RS[index, theirs] = self.values_RS[place[row], ours]
+        return values_RS
+
+
+def signal_name(row: str) -> str:
+    """Return the signal of a row."""
+    return row.partition("/")[0]
+
+
+def unit_of(row: str) -> str:
+    """Return the unit of a row in words, "" when it has none."""
+    name = signal_name(row)
+    return "" if name in DERIVED else signal_of(row).unit
+
+
+def meaning_of(row: str) -> str:
+    """Return what a row measures, in one clause."""
+    name = signal_name(row)
+    return DERIVED[name].doc if name in DERIVED else signal_of(row).doc
+
+
+def original_value(row: str, transformed: float) -> float:
+    """Return a transformed value in the signal's own unit."""
+    name = signal_name(row)
+    scale = DERIVED[name].scale if name in DERIVED else signal_of(row).scale
+    if scale == "log":
+        return float(np.exp(transformed))
+    return float(1 / (1 + np.exp(-transformed))) if scale == "logit" else float(transformed)
+
+
+def groups(rows: tuple[str, ...]) -> list[tuple[str, np.ndarray]]:
+    """Return (signal, indices of its rows), in order of first appearance."""
+    names = [signal_name(row) for row in rows]
+    return [(name, np.array([i for i, n in enumerate(names) if n == name])) for name in dict.fromkeys(names)]
+
+
+def _floor(column: str) -> float:
+    signal = signal_of(column)
+    return signal.resolution if signal.scale == "linear" else LOG_FLOOR

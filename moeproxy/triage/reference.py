@@ -1,0 +1,251 @@
+"""What healthy runs look like: the trend they share, how far they stray from it, and what a run must exceed to alarm.
+
+Every healthy run is judged by the others, so that thresholds carry the uncertainty of a small reference.
+
+Axes: N healthy run, R row, X signal (a group of rows), S step, T candidate onset, W window, V view.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t as student_t
+
+from moeproxy.errors import ComparisonError
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.departure import (
+    SPANS,
+    candidates,
+    contrast,
+    lone_spikes,
+    shifts,
+    smoothed,
+    step_noise,
+    without_spikes,
+)
+from moeproxy.triage.judged import Judged, groups
+
+FEWEST_RUNS = 4
+"""Healthy runs below which the spread between them is not known."""
+
+FEWEST_STEPS = 10
+"""Steps that a run must have to be judged beside healthy ones."""
+
+ALPHA = 0.02
+"""Share of healthy runs that may be called an alarm."""
+
+SIGNAL_QUANTILE, LEAST = 0.95, 3.0
+"""A signal's own threshold: this quantile of what healthy runs reach, and never less than so many spreads."""
+
+STRONGEST = 3
+"""A run is judged by the mean of its strongest signals: one alone strays in many a healthy run."""
+
+
+@dataclass(frozen=True)
+class Departures:
+    """How far one run strays, by signal and candidate onset.
+
+    Args:
+        names: signals (X).
+        steps_S, onset_T: steps, and candidate onsets as indices of them.
+        excess_XT: size over the signal's threshold.
+        contrast_XT: size of the change there, over what healthy runs reach; its maximum is the onset.
+        size_RT, sign_RT: largest shift of each row after each candidate, in healthy spreads, and its direction.
+        residual_RS: what is left of each row, in step noise.
+        spikes_RS: lone values that were taken out.
+        run_threshold: `strength_T` beyond which the run alarms.
+        single_threshold: excess beyond which one signal alarms by itself.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[str, ...]
+    steps_S: np.ndarray
+    onset_T: np.ndarray
+    excess_XT: np.ndarray
+    contrast_XT: np.ndarray
+    size_RT: np.ndarray
+    sign_RT: np.ndarray
+    residual_RS: np.ndarray
+    spikes_RS: np.ndarray
+    run_threshold: float
+    single_threshold: float
+
+    @property
+    def strength_T(self) -> np.ndarray:
+        """Mean excess (T,) of the strongest signals."""
+        return strongest(self.excess_XT)
+
+    @property
+    def onset(self) -> int:
+        """Index of the step from which the run departs."""
+        score_T = strongest(self.contrast_XT)
+        # A run that was broken from the beginning has no change in it: it is far off as soon as it can be judged.
+        place = int(score_T.argmax()) if score_T.max() > 1 else int(np.argmax(self.strength_T > self.run_threshold))
+        return int(self.onset_T[place])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Healthy runs of one model and setting, fitted on the steps of a run to be judged.
+
+    Args:
+        rows, steps_S, onset_T: what is judged, and where.
+        trend_RS: what the healthy runs share, smoothed.
+        unit_WVRT: spread of the shifts of healthy runs.
+        noise_R: noise of single steps.
+        threshold_X: shift, in spreads, that a signal must exceed.
+        contrast_X: contrast that healthy runs reach.
+        run_threshold, single_threshold: see `Departures`.
+        n_runs: number of healthy runs.
+    """
+
+    rows: tuple[str, ...]
+    steps_S: np.ndarray
+    onset_T: np.ndarray
+    trend_RS: np.ndarray
+    unit_WVRT: np.ndarray
+    noise_R: np.ndarray
+    threshold_X: np.ndarray
+    contrast_X: np.ndarray
+    run_threshold: float
+    single_threshold: float
+    n_runs: int
+
+    @staticmethod
+    def of(healthy: Sequence[Trace] | Sequence[Judged], steps_S: np.ndarray) -> Reference:
+        """Fit healthy runs on the given steps.
+
+        Raises:
+            ComparisonError: fewer than four runs, too few steps, or no signal that all of them log.
+        """
+        tables = [run if isinstance(run, Judged) else Judged.of(run) for run in healthy]
+        _check(tables, steps_S)
+        rows = tuple(row for row in tables[0].rows if all(row in table.rows for table in tables[1:]))
+        if not rows:
+            raise ComparisonError("no signal that all healthy runs log", expected="runs of one program")
+        floor_R = tables[0].floor_R[[tables[0].rows.index(row) for row in rows]]
+        values_NRS = np.stack([_finite(table.at(rows, steps_S)) for table in tables])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a step that no run logged has no mean
+            return _fit(values_NRS, rows, steps_S, floor_R)
+
+    def departures(self, table: Judged) -> Departures:
+        """Measure how far a run strays from these; rows that it does not log count as not moving."""
+        values_RS = _finite(table.at(self.rows, self.steps_S))
+        spikes_RS = lone_spikes(values_RS, self.noise_R)
+        left_RS = without_spikes(values_RS, spikes_RS) - self.trend_RS
+        shift_WVRT = shifts(left_RS, self.onset_T) / self.unit_WVRT
+        size_KRT = np.abs(shift_WVRT).reshape(-1, *shift_WVRT.shape[2:])
+        best_RT = size_KRT.argmax(0)[None]
+        shift_KRT = shift_WVRT.reshape(size_KRT.shape)
+        residual_RS = left_RS / self.noise_R[:, None]
+        members = groups(self.rows)
+        return Departures(
+            names=tuple(name for name, _ in members),
+            rows=self.rows,
+            steps_S=self.steps_S,
+            onset_T=self.onset_T,
+            excess_XT=_grouped(size_KRT.max(0), members) / self.threshold_X[:, None],
+            contrast_XT=_grouped(contrast(residual_RS, self.onset_T), members) / self.contrast_X[:, None],
+            size_RT=size_KRT.max(0),
+            sign_RT=np.sign(np.take_along_axis(shift_KRT, best_RT, 0)[0]),
+            residual_RS=residual_RS,
+            spikes_RS=spikes_RS,
+            run_threshold=self.run_threshold,
+            single_threshold=self.single_threshold,
+        )
+
+
+def strongest(excess_XT: np.ndarray) -> np.ndarray:
+    """Return the mean (T,) of the largest few entries of each column."""
+    return np.sort(excess_XT, axis=0)[-STRONGEST:].mean(0)
+
+
+def _check(tables: Sequence[Judged], steps_S: np.ndarray) -> None:
+    if len(tables) < FEWEST_RUNS:
+        raise ComparisonError(
+            f"{len(tables)} healthy runs",
+            expected=f"at least {FEWEST_RUNS}, to know how far healthy runs stray",
+            remedy="give more, or none: the run is then judged by its own beginning",
+        )
+    if len(steps_S) < FEWEST_STEPS:
+        raise ComparisonError(f"a run of {len(steps_S)} steps", expected=f"at least {FEWEST_STEPS}")
+
+
+def _fit(values_NRS: np.ndarray, rows: tuple[str, ...], steps_S: np.ndarray, floor_R: np.ndarray) -> Reference:
+    onset_T, members = candidates(len(steps_S)), groups(rows)
+    noise_R = np.fmax(np.sqrt(np.nanmean(np.diff(values_NRS, axis=2) ** 2, axis=(0, 2)) / 2), floor_R)
+    left_NRS = np.stack([_left(values_NRS, index) for index in range(len(values_NRS))])
+    shift_NWVRT = np.stack([shifts(left_RS, onset_T) for left_RS in left_NRS])
+    unit_WVRT = _unit(shift_NWVRT, noise_R, floor_R)
+    size_NXT = np.stack([_grouped((np.abs(one) / unit_WVRT).max((0, 1)), members) for one in shift_NWVRT])
+    contrast_NX = np.stack(
+        [_grouped(contrast(left_RS / noise_R[:, None], onset_T), members).max(1) for left_RS in left_NRS]
+    )
+    strength_N, single_N = _honest(size_NXT)
+    return Reference(
+        rows=rows,
+        steps_S=steps_S,
+        onset_T=onset_T,
+        trend_RS=smoothed(np.nanmean(values_NRS, axis=0)),
+        unit_WVRT=unit_WVRT,
+        noise_R=noise_R,
+        threshold_X=_threshold(size_NXT),
+        contrast_X=np.fmax(np.quantile(contrast_NX, SIGNAL_QUANTILE, axis=0), 2.0),
+        run_threshold=exceeded_by(strength_N, ALPHA),
+        single_threshold=exceeded_by(single_N, ALPHA),
+        n_runs=len(values_NRS),
+    )
+
+
+def _left(values_NRS: np.ndarray, index: int) -> np.ndarray:
+    """Return what is left of one healthy run after the trend of the others is taken off."""
+    return values_NRS[index] - smoothed(np.nanmean(np.delete(values_NRS, index, axis=0), axis=0))
+
+
+def _unit(shift_NWVRT: np.ndarray, noise_R: np.ndarray, floor_R: np.ndarray) -> np.ndarray:
+    """Return the spread of shifts, smoothed over candidate onsets, never below what step noise alone gives."""
+    square_WVRT = (shift_NWVRT**2).mean(0)
+    flat = square_WVRT.reshape(-1, square_WVRT.shape[-1])
+    unit_WVRT = np.sqrt(smoothed(flat, 9)).reshape(square_WVRT.shape)
+    length_W = np.array([stop - start for start, stop in SPANS])
+    floor_WR = np.maximum(noise_R / np.sqrt(length_W)[:, None], floor_R)
+    return np.fmax(unit_WVRT, floor_WR[:, None, :, None])
+
+
+def _threshold(size_NXT: np.ndarray) -> np.ndarray:
+    return np.fmax(np.quantile(size_NXT.max(2), SIGNAL_QUANTILE, axis=0), LEAST)
+
+
+def _honest(size_NXT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return strength and largest excess (N,) of every healthy run by thresholds of the others."""
+    strength, single = [], []
+    for index, size_XT in enumerate(size_NXT):
+        excess_XT = size_XT / _threshold(np.delete(size_NXT, index, axis=0))[:, None]
+        strength.append(strongest(excess_XT).max())
+        single.append(excess_XT.max())
+    return np.array(strength), np.array(single)
+
+
+def exceeded_by(strength_N: np.ndarray, alpha: float) -> float:
+    """Return the strength that a healthy run exceeds with probability alpha.
+
+    The empirical quantile, and at least what Student's t predicts for one more run from the spread of the logarithm:
+    few runs know little of their own tail.
+    """
+    logs_N = np.log(np.fmax(strength_N, 1e-3))
+    n_runs = len(logs_N)
+    margin = student_t.isf(alpha, n_runs - 1) * logs_N.std(ddof=1) * np.sqrt(1 + 1 / n_runs)
+    return max(float(np.quantile(strength_N, 1 - alpha)), float(np.exp(logs_N.mean() + margin)), 1.0)
+
+
+def _grouped(values_RT: np.ndarray, members: list[tuple[str, np.ndarray]]) -> np.ndarray:
+    """Return the largest value (X, T) over the rows of each signal."""
+    return np.stack([values_RT[index_R].max(0) for _, index_R in members])
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, np.nan)
