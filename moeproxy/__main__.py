@@ -1,6 +1,6 @@
 """Command line: `run` does the main job; `inspect`, `profile` and `prune` work on any supported checkpoint.
 
-`read` shows and converts training logs.
+`read` shows and converts training logs, `triage` judges them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,32 @@ from pathlib import Path
 
 from moeproxy.errors import MoeproxyError
 
-Command = Callable[[argparse.Namespace], str]
+Command = Callable[[argparse.Namespace], "str | tuple[str, int]"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit status (1 after an error that the user can mend, 130 after Ctrl-C)."""
+    """Run one command; return the exit status.
+
+    It is 1 after an error that the user can mend and 130 after Ctrl-C. `triage` has its own: 0 healthy, 1 alarm, 2 when
+    it could not judge, an error included.
+    """
     options = _parser().parse_args(arguments)
+    status = 0
     try:
-        sys.stdout.write(_command(options.command)(options) + "\n")
+        said = _command(options.command)(options)
+        text, status = said if isinstance(said, tuple) else (said, 0)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
-        return 1
+        return 2 if options.command == "triage" else 1
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         sys.stderr.write("moeproxy: interrupted\n")
         return 130
-    return 0
+    return status
 
 
 def _command(name: str) -> Command:
@@ -92,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--scratch", type=_path, default=None, help="folder for hidden states of a streamed pass")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
     _add_read(commands.add_parser("read", help="what a training log of any framework holds; convert it"))
+    _add_triage(commands.add_parser("triage", help="did a run go wrong, from which step on, and why"))
     return parser
 
 
@@ -129,6 +137,19 @@ def _add_prune(prune: argparse.ArgumentParser) -> None:
         default=None,
         help="reload the proxy and compare logits (default: if original and proxy fit into memory)",
     )
+
+
+def _add_triage(triage: argparse.ArgumentParser) -> None:
+    triage.add_argument("log", type=_path, help="a log of any framework, or a trace written here")
+    triage.add_argument(
+        "--healthy",
+        type=_path,
+        nargs="+",
+        default=(),
+        metavar="LOG",
+        help="logs of good runs of the same model and settings, six or more runs in all",
+    )
+    triage.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_read(read: argparse.ArgumentParser) -> None:

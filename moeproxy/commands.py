@@ -178,6 +178,17 @@ def read(options: Namespace) -> str:
     return "\n".join(lines)
 
 
+def triage(options: Namespace) -> tuple[str, int]:
+    """Judge the runs of a log; return the verdicts and the exit code for scripts."""
+    from moeproxy.triage.logs import exit_code, judge_log
+
+    judged = judge_log(options.log, options.healthy)
+    text = "\n".join(one.text() for one in judged)
+    if options.json:
+        text = json.dumps([one.to_dict() for one in judged], indent=2)
+    return text or f"{options.log}: no run", exit_code(judged)
+
+
 def read_texts(path: Path, field: str) -> list[str]:
     """Return calibration texts: one a line, or the `field` of each line of a .jsonl file.
 

@@ -5,6 +5,7 @@ Axes: R row, X signal, S step, T candidate onset.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,7 @@ class Alarm:
         kind: "jump", "drift" or "transient".
         recovered: step from which a transient is back.
         steps: number of steps from the onset to the end, or to the recovery.
+        size_in: what `size` is counted in.
     """
 
     signal: str
@@ -50,19 +52,21 @@ class Alarm:
     kind: str
     recovered: int | None = None
     steps: int = 0
+    size_in: str = "healthy spreads"
 
     @property
     def sentence(self) -> str:
         """The alarm in plain words; every number stands in a field."""
-        meaning = f"{self.signal} ({meaning_of(self.signal)})"
+        meaning = f"{self.signal}, {meaning_of(self.signal)},"
         if self.direction == NOT_FINITE:
             return f"{meaning} is not finite from step {self.onset} on ({self.steps} steps); it was {self.before:.3g}."
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
         back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
         return (
-            f"{meaning} {went} {self.direction} at step {self.onset}, from {self.before:.3g} to {self.after:.3g}{unit}: "
-            f"{self.size:.1f} spreads, {self.excess:.1f} times what healthy runs reach{back}."
+            f"{meaning} {went} {self.direction} at step {self.onset}, from {self.before:.3g} "
+            f"to {self.after:.3g}{unit}: {self.size:.1f} {self.size_in}, "
+            f"{self.excess:.1f} times what healthy runs reach{back}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,26 +78,33 @@ def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
     """Return the alarms of a run that departs, the earliest first, of equal onsets the largest first."""
     broken = _broken(table)
     excess_X = found.excess_XT.max(1)
-    loud = [x for x in np.argsort(-excess_X) if excess_X[x] > found.single_threshold]
+    order = [int(x) for x in np.argsort(-excess_X)]
+    loud = [x for x in order if excess_X[x] > found.single_threshold]
     # The run departs by several signals together though none of them does alone: these are the evidence.
-    chosen = loud or (list(np.argsort(-excess_X)[:STRONGEST]) if not broken else [])
+    chosen = loud or (order[:STRONGEST] if not broken else [])
     members = dict(groups(found.rows))
     quiet = {alarm.signal.partition("/")[0] for alarm in broken}
     moved = [_alarm(table, found, x, members[found.names[x]]) for x in chosen if found.names[x] not in quiet]
     return tuple(sorted([*broken, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
 
 
-def notes_of(table: Judged, found: Departures) -> tuple[str, ...]:
-    """Return what was seen and is no alarm: lone spikes, lone values that are not finite."""
+def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tuple[str, ...]:
+    """Return what was seen and is no alarm: lone spikes, lone values that are not finite.
+
+    Args:
+        table, found: the run.
+        onset: step from which it departs; what spikes after it belongs to the departure.
+    """
     notes = []
     for row, steps_S in zip(found.rows, found.spikes_RS, strict=True):
-        steps = found.steps_S[steps_S]
-        if len(steps):
+        steps = [int(step) for step in found.steps_S[steps_S] if onset is None or step < onset]
+        if steps:
             notes.append(f"{row}: lone spike at step {_listed(steps)}; a single step is no alarm.")
     lasting = {alarm.signal for alarm in _broken(table)}
     for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
         if broken_S.any() and row not in lasting:
-            notes.append(f"{row}: not finite at step {_listed(table.steps_S[broken_S])}, finite again after it.")
+            steps = [int(step) for step in table.steps_S[broken_S]]
+            notes.append(f"{row}: not finite at step {_listed(steps)}, finite again after it.")
     return tuple(notes)
 
 
@@ -111,7 +122,10 @@ def _broken(table: Judged) -> list[Alarm]:
     for index, row in enumerate(table.rows):
         onset = lasting_break(table.broken_RS[index])
         if onset is not None:
-            before, steps = _mean(table, index, max(0, onset - BEFORE), onset), int(table.broken_RS[index, onset:].sum())
+            before, steps = (
+                _mean(table, index, max(0, onset - BEFORE), onset),
+                int(table.broken_RS[index, onset:].sum()),
+            )
             step = int(table.steps_S[onset])
             alarms.append(Alarm(row, step, NOT_FINITE, np.inf, np.inf, before, np.nan, JUMP, None, steps))
     return alarms
@@ -139,6 +153,7 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Ala
         kind=went.kind,
         recovered=None if end is None else int(end),
         steps=int((found.steps_S[-1] if end is None else end) - found.steps_S[onset]) + (end is None),
+        size_in=found.size_in,
     )
 
 
@@ -148,6 +163,6 @@ def _mean(table: Judged, index: int, start: int, stop: int) -> float:
     return original_value(table.rows[index], float(known_S.mean())) if len(known_S) else float("nan")
 
 
-def _listed(steps: np.ndarray) -> str:
-    shown = ", ".join(str(int(step)) for step in steps[:5])
+def _listed(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:5]))
     return f"{shown} and {len(steps) - 5} more" if len(steps) > 5 else shown

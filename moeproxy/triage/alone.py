@@ -1,8 +1,8 @@
 """Judge a run without healthy ones beside it: by its own beginning, and by what healthy runs of the benchmark do.
 
-A healthy run moves too: it learns. How far each signal of a healthy run moves away from its past, in units of the step
-noise of its own beginning, was measured on the benchmark (`Priors`, made by `moeproxy.triage.learn`). What moves further
-alarms.
+A healthy run moves too: it learns. How far each signal of a healthy run moves away from its past, in units of the
+step noise of its own beginning, was measured on the benchmark (`Priors`, made by `moeproxy.triage.learn`). What moves
+further alarms.
 
 Axes: R row, X signal, S step, T candidate onset, W window.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
+from moeproxy.triage.course import DRIFT, course
 from moeproxy.triage.departure import contrast, lone_spikes, step_noise, without_spikes
 from moeproxy.triage.judged import Judged, groups, signal_name
 from moeproxy.triage.reference import ALPHA, SIGNAL_QUANTILE, Departures, exceeded_by, strongest
@@ -30,6 +31,9 @@ EARLIEST = 10
 FEWEST_STEPS = EARLIEST + 5
 LEAST = 3.0
 """Smallest threshold of a contrast, in standard errors."""
+
+LEARNS = ("kl", "kl_old", "total_loss", "loss_beside_policy")
+"""Signals that grow as long as a policy moves away from its start, how fast the learning rate and its schedule decide."""
 
 PRIORS = "healthy.json"
 
@@ -109,6 +113,10 @@ class Priors:
         members = groups(table.rows)
         grouped_XT = np.stack([contrast_RT[index_R].max(0) for _, index_R in members])
         threshold_X1 = np.array([self.contrast.get(name, self.other) for name, _ in members])[:, None]
+        learns_X = np.array(
+            [_only_learns(name, residual_RS[rows], contrast_RT[rows], onset_T) for name, rows in members]
+        )
+        grouped_XT = np.where(learns_X[:, None], np.minimum(grouped_XT, threshold_X1), grouped_XT)
         return Departures(
             names=tuple(name for name, _ in members),
             rows=table.rows,
@@ -122,6 +130,7 @@ class Priors:
             spikes_RS=spikes_RS,
             run_threshold=self.run_threshold,
             single_threshold=self.single_threshold,
+            size_in="standard errors of its own noise",
         )
 
 
@@ -156,8 +165,16 @@ def _measured(table: Judged, onset_T: np.ndarray) -> tuple[np.ndarray, np.ndarra
     left_RS = without_spikes(values_RS, spikes_RS)
     start_R = _start(left_RS[:, :EARLIEST])
     residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
-    contrast_RT, sign_RT = contrast(residual_RS, onset_T), _sign(residual_RS, onset_T)
+    contrast_RT, sign_RT = contrast(residual_RS, onset_T, trend=True), _sign(residual_RS, onset_T)
     return residual_RS, contrast_RT, sign_RT, spikes_RS
+
+
+def _only_learns(name: str, residual_RS: np.ndarray, contrast_RT: np.ndarray, onset_T: np.ndarray) -> bool:
+    """Whether a signal that any learning moves without end has but drifted: alone, that cannot be called a fault."""
+    if name not in LEARNS:
+        return False
+    onset = int(onset_T[contrast_RT[0].argmax()])
+    return course(residual_RS[0], onset).kind == DRIFT
 
 
 def _start(values_RS: np.ndarray) -> np.ndarray:

@@ -45,7 +45,7 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
     means, starts = _segments(after_S)
     away = np.abs(means - before)
     # Back: the last segment lies closer to the past than to the farthest one, by far.
-    if len(means) > 1 and away[-1] < 0.25 * away.max() and away[-1] < 1.5:
+    if len(means) > 1 and away[-1] < 0.25 * away.max():
         first_back = next(i for i in range(len(means)) if (away[i:] < 0.25 * away.max()).all())
         return Course(TRANSIENT, onset + int(starts[first_back]))
     begins = abs(float(after_S[:SHORTEST].mean()) - before)
@@ -61,7 +61,7 @@ def _segments(values_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.array([values_S.mean()]), np.array([0])
     # The signal is in units of its noise, so the usual penalty of a change of the mean applies (three log n).
     finder = ruptures.KernelCPD(kernel="linear", min_size=SHORTEST).fit(np.clip(values_S, -30, 30)[:, None])
-    stops = [int(stop) for stop in finder.predict(pen=3 * np.log(len(values_S)))]
+    stops = [int(stop) for stop in finder.predict(pen=3 * np.log(len(values_S))) or ()]
     starts = [0, *stops[:-1]]
     means = [values_S[start:stop].mean() for start, stop in zip(starts, stops, strict=True)]
     return np.array(means) / np.sqrt(block), np.array(starts) * block

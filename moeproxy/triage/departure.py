@@ -80,7 +80,7 @@ def shifts(values_RS: np.ndarray, onset_T: np.ndarray, spans: Sequence[tuple[int
     return np.stack(rows)
 
 
-def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray) -> np.ndarray:
+def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray, *, trend: bool = False) -> np.ndarray:
     """Return the size (R, T) of the change at each candidate onset, in standard errors.
 
     It is the two-sample statistic |after - before| / sqrt(1/n_after + 1/n_before), the largest over the lengths of
@@ -89,17 +89,40 @@ def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray) -> np.ndarray:
     Args:
         noise_units_RS: residuals over step noise; clipped at ±30 so that one value decides nothing.
         onset_T: candidate onsets.
+        trend: whether a change counts only as far as it exceeds what the trend of the past would have gone on to. A
+            run without healthy ones beside it learns, and learning is no change.
     """
-    sums, n_steps = _Sums.of(np.clip(noise_units_RS, -CLIP, CLIP)), noise_units_RS.shape[1]
-    before_RT, n_before_RT = sums.mean(np.maximum(onset_T - MEMORY, 0), onset_T)
+    values_RS = np.clip(noise_units_RS, -CLIP, CLIP)
+    sums, n_steps = _Sums.of(values_RS), noise_units_RS.shape[1]
+    start_T = np.maximum(onset_T - MEMORY, 0)
+    before_RT, n_before_RT = sums.mean(start_T, onset_T)
+    slope_RT = _slopes(values_RS, sums, start_T, onset_T) if trend else np.zeros_like(before_RT)
     best_RT = np.zeros((len(noise_units_RS), len(onset_T)))
     for length in CONTRAST_SPANS:
         stop_T = np.minimum(onset_T + length, n_steps)
         after_RT, n_after_RT = sums.mean(onset_T, stop_T)
         known_RT = (n_after_RT > (stop_T - onset_T) / 2) & (n_before_RT >= LEAST_BEFORE - 1)
         weight_RT = n_after_RT * n_before_RT / np.maximum(n_after_RT + n_before_RT, 1)
-        best_RT = np.maximum(best_RT, np.where(known_RT, np.abs(after_RT - before_RT) * np.sqrt(weight_RT), 0))
+        # The middle of the window after the onset lies this far from the middle of the past.
+        gone_RT = slope_RT * (stop_T - start_T) / 2
+        change_RT = after_RT - before_RT
+        same_RT = np.sign(gone_RT) == np.sign(change_RT)
+        size_RT = np.where(same_RT, np.maximum(np.abs(change_RT) - np.abs(gone_RT), 0), np.abs(change_RT))
+        best_RT = np.maximum(best_RT, np.where(known_RT, size_RT * np.sqrt(weight_RT), 0))
     return best_RT
+
+
+def _slopes(values_RS: np.ndarray, sums: _Sums, start_T: np.ndarray, stop_T: np.ndarray) -> np.ndarray:
+    """Return least-squares slopes (R, T) over the steps start..stop-1; missing values count as the mean there."""
+    place_S = np.arange(values_RS.shape[1], dtype=float)
+    known_RS = np.isfinite(values_RS)
+    first = _Sums.of(np.where(known_RS, values_RS * place_S, np.nan))
+    places = _Sums.of(np.where(known_RS, place_S, np.nan))
+    squares = _Sums.of(np.where(known_RS, place_S**2, np.nan))
+    mean_RT, place_RT = sums.mean(start_T, stop_T)[0], places.mean(start_T, stop_T)[0]
+    covariance_RT = first.mean(start_T, stop_T)[0] - mean_RT * place_RT
+    variance_RT = squares.mean(start_T, stop_T)[0] - place_RT**2
+    return np.where(variance_RT > 1e-9, covariance_RT / np.maximum(variance_RT, 1e-9), 0)
 
 
 def step_noise(values_RS: np.ndarray, floor_R: np.ndarray) -> np.ndarray:

@@ -124,11 +124,11 @@ def detect(trace: Trace, healthy: Sequence[Trace] = (), *, priors: Priors | None
 
     Args:
         trace: the run.
-        healthy: at least four good runs of the same model and settings; without any the run is judged alone.
+        healthy: at least six good runs of the same model and settings; without any the run is judged alone.
         priors: what healthy runs do by themselves, for a run judged alone; by default what is shipped.
 
     Raises:
-        ComparisonError: fewer than four healthy runs, or none that log a signal of this run.
+        ComparisonError: fewer than six healthy runs, or none that log a signal of this run.
 
     Example:
         >>> detect(trace, healthy).onset
@@ -149,25 +149,24 @@ def measure(
     return judge(table, found, mode, n_healthy, _warnings(trace, table, found, healthy)), found
 
 
-def judge(
-    table: Judged, found: Departures, mode: str, n_healthy: int, warned: tuple[str, ...] = ()
-) -> Detection:
+def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: tuple[str, ...] = ()) -> Detection:
     """Return the verdict on measured departures."""
     strength_T = found.strength_T
     alarms = alarms_of(table, found)
     departs = bool(strength_T.max() > found.run_threshold)
     alarmed = departs or any(np.isinf(alarm.excess) for alarm in alarms)
+    onset = _onset(alarms, found, departs) if alarmed else None
     return Detection(
         verdict=ALARM if alarmed else HEALTHY,
-        onset=_onset(alarms, found, departs) if alarmed else None,
+        onset=onset,
         strength=float(strength_T.max()),
         threshold=found.run_threshold,
         alarms=alarms if alarmed else (),
-        notes=(*notes_of(table, found), *warned),
+        notes=(*notes_of(table, found, onset), *warned),
         mode=mode,
         n_healthy=n_healthy,
         n_steps=len(found.steps_S),
-        signals=found.names,
+        signals=tuple(name for name in found.names if name in table.signals),
     )
 
 

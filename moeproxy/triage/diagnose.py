@@ -20,7 +20,7 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.catalogue import Entry, load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge, measure
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, measure
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.learned import load_library
@@ -57,7 +57,7 @@ class Evidence:
     @property
     def sentence(self) -> str:
         """The evidence in words."""
-        return f"{self.signal} {self.window}: {_times(self.seen)} here, {_times(self.expected)} in recorded runs"
+        return f"{self.signal} {self.window} {_times(self.seen)} (in recorded runs {_times(self.expected)})"
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class Diagnosis:
         if self.unknown:
             nearest = f"; the nearest is {self.causes[0].fault}" if self.causes else ""
             return (*first, f"Unknown: it is like no recorded fault (distance {limit}){nearest}.")
-        return (*first, *(_told(rank, cause) for rank, cause in enumerate(self.causes, start=1)))
+        told = (_told(rank, cause) for rank, cause in enumerate(self.causes, start=1))
+        return (*first, "Likely causes; changes are in units of what healthy runs reach:", *told)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
@@ -177,12 +178,12 @@ def diagnose(
 
     Args:
         trace: the run.
-        healthy: at least four good runs of the same model and settings, or none.
+        healthy: at least six good runs of the same model and settings, or none.
         library: fingerprints of known faults, of the same way of judging; by default what is shipped.
         catalogue: words for the faults; by default what is shipped.
 
     Raises:
-        ComparisonError: fewer than four healthy runs, or none that log a signal of this run.
+        ComparisonError: fewer than six healthy runs, or none that log a signal of this run.
 
     Example:
         >>> diagnose(trace, healthy).causes[0].fault
@@ -198,9 +199,7 @@ def diagnose(
     features_F = mark.features(known.signals)
     distance = known.per_feature(features_F)
     causes = rank(known, mark, detection, catalogue or load_catalogue())
-    return Diagnosis(
-        detection, causes, distance > known.farthest, distance, known.farthest, wrong, len(known.fault_N)
-    )
+    return Diagnosis(detection, causes, distance > known.farthest, distance, known.farthest, wrong, len(known.fault_N))
 
 
 def rank(
@@ -231,10 +230,11 @@ def _cause(
     catalogue: Mapping[str, Entry],
 ) -> Cause:
     fault = library.faults[c]
+    kind = library.kind_of(fault, features_F)
     entry = catalogue.get(fault) or Entry(fault, "?", fault, "", "", "", "")
     n_changes = len(library.signals) * len(SPANS)
     seen_F = np.sinh(features_F[:n_changes])
-    expected_F = np.sinh(library.mean_CF[c, :n_changes])
+    expected_F = np.sinh(library.mean_KF[kind, :n_changes])
     evidence = [
         Evidence(library.signals[f // len(SPANS)], WINDOW_NAMES[f % len(SPANS)], float(seen_F[f]), float(expected_F[f]))
         for f in range(n_changes)
@@ -245,7 +245,7 @@ def _cause(
     contradicts = [e for e in here if _contradicts(e)]
     missing = [e for e in evidence if not np.isfinite(e.seen) and abs(e.expected) >= 2 * EXPECTED]
     alarmed = {alarm.signal.partition("/")[0] for alarm in detection.alarms}
-    broken = {library.signals[x] for x in range(len(library.signals)) if library.mean_CF[c, n_changes + x] > 1}
+    broken = {library.signals[x] for x in range(len(library.signals)) if library.mean_KF[kind, n_changes + x] > 1}
     return Cause(
         fault=fault,
         family=entry.family,
@@ -290,8 +290,8 @@ def _told(rank_: int, cause: Cause) -> str:
 
 def _times(change: float) -> str:
     if abs(change) < 0.5:
-        return "no change"
-    return f"{'up' if change > 0 else 'down'} {abs(change):.1f} times what healthy runs reach"
+        return "unchanged"
+    return f"{'up' if change > 0 else 'down'} {abs(change):.1f}"
 
 
 def _cause_of(stored: dict[str, Any]) -> Cause:

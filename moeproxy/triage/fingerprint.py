@@ -101,9 +101,7 @@ def fingerprint(table: Judged, found: Departures, onset: int, units: Units) -> F
     broken = {name for name, broken_S in zip(table.rows, table.broken_RS, strict=True) if _breaks(broken_S, start)}
     broken_X = [any(found.rows[r] in broken for r in rows) for _, rows in groups(found.rows)]
     chosen = np.flatnonzero(known)
-    return Fingerprint(
-        tuple(found.names[x] for x in chosen), change_XW[chosen], np.array(broken_X, float)[chosen]
-    )
+    return Fingerprint(tuple(found.names[x] for x in chosen), change_XW[chosen], np.array(broken_X, float)[chosen])
 
 
 def _breaks(broken_S: np.ndarray, start: int) -> bool:

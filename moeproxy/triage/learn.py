@@ -82,7 +82,7 @@ def learn_beside(runs: Sequence[Run]) -> Library:
     """Learn fingerprints of runs judged beside healthy runs of their own model.
 
     Raises:
-        ComparisonError: a model has fewer than four healthy runs.
+        ComparisonError: a model has fewer than six healthy runs.
     """
     fitted = {model: _fit(members) for model, members in references(runs).items()}
     healthy = [one for _, ones in fitted.values() for one in ones]

@@ -1,14 +1,15 @@
 """What every known fault looks like: fingerprints of recorded runs, and the probability that a run is like one.
 
-Each fault is a normal distribution of fingerprints around its mean, with one covariance for all (linear discriminant
-analysis, shrunk towards its diagonal: there are more features than runs of a fault). Features that a run does not have
-are left out of mean and covariance, so that a log with few signals is judged by these.
+Each kind (a fault at one level) is a normal distribution of fingerprints around its mean, with one covariance for all
+(linear discriminant analysis, shrunk towards its diagonal: there are more features than runs of a fault). Features that
+a run does not have are left out of mean and covariance, so that a log with few signals is judged by these.
 
-Axes: N recorded run, C fault, F feature.
+Axes: N recorded run, C fault, K kind, F feature.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from moeproxy.triage.fingerprint import SPANS, Units
 
-SHRINK, FLOOR = 0.3, 0.3
+SHRINK, FLOOR = 0.3, 0.1
 """Share of the covariance that its diagonal keeps alone, and the variance added to every feature."""
 
 FARTHEST = 0.97
@@ -54,34 +55,72 @@ class Library:
         return tuple(sorted(set(map(str, self.fault_N))))
 
     @cached_property
-    def mean_CF(self) -> np.ndarray:
-        """Mean features of each fault; NaN where its runs do not have one."""
-        return np.stack([_mean(self.features_NF[self.fault_N == fault]) for fault in self.faults])
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """Fault and level of each kind (K): a subtle fault is no smaller clear one, some signals do not move at all."""
+        return tuple(sorted(set(zip(map(str, self.fault_N), map(str, self.level_N), strict=True))))
+
+    @cached_property
+    def mean_KF(self) -> np.ndarray:
+        """Mean features of each kind; NaN where its runs do not have one."""
+        place_N = self._kind_N
+        return np.stack([_mean(self.features_NF[place_N == k]) for k in range(len(self.kinds))])
 
     @cached_property
     def covariance_FF(self) -> np.ndarray:
-        """Covariance of the features within faults, shrunk."""
-        place_N = np.searchsorted(self.faults, self.fault_N)
-        left_NF = np.nan_to_num(self.features_NF - self.mean_CF[place_N])
-        free = max(len(left_NF) - len(self.faults), 1)
+        """Covariance of the features within kinds, shrunk."""
+        left_NF = np.nan_to_num(self.features_NF - self.mean_KF[self._kind_N])
+        free = max(len(left_NF) - len(self.kinds), 1)
         raw_FF = left_NF.T @ left_NF / free
         return (1 - SHRINK) * raw_FF + SHRINK * np.diag(np.diag(raw_FF)) + FLOOR * np.eye(len(raw_FF))
 
     def distances(self, features_F: np.ndarray) -> np.ndarray:
-        """Return the squared distance (C,) of a fingerprint to each fault, by the features that it has."""
-        known_F = np.isfinite(features_F) & np.isfinite(self.mean_CF).all(0)
-        precision_FF = np.linalg.inv(self.covariance_FF[np.ix_(known_F, known_F)])
-        off_CF = features_F[known_F] - self.mean_CF[:, known_F]
-        return np.einsum("cf,fg,cg->c", off_CF, precision_FF, off_CF)
+        """Return the squared distance (K,) of a fingerprint to each kind, by the features that it has."""
+        known_F = self._known(features_F)
+        off_KF = features_F[known_F] - self.mean_KF[:, known_F]
+        return np.einsum("kf,fg,kg->k", off_KF, self._precision(known_F), off_KF)
+
+    def nearest(self, features_F: np.ndarray) -> str:
+        """Return the fault with the nearest kind."""
+        return self.kinds[int(self.distances(features_F).argmin())][0]
 
     def per_feature(self, features_F: np.ndarray) -> float:
-        """Return the distance to the nearest fault over the number of features that the run has."""
-        known_F = np.isfinite(features_F) & np.isfinite(self.mean_CF).all(0)
-        return float(self.distances(features_F).min() / max(known_F.sum(), 1))
+        """Return the distance to the nearest kind over the number of features that the run has."""
+        return float(self.distances(features_F).min() / max(self._known(features_F).sum(), 1))
 
     def confidences(self, features_F: np.ndarray) -> np.ndarray:
         """Return the probability (C,) of each fault, given that it is one of them."""
-        return softmax(-self.distances(features_F) / (2 * self.temperature))
+        return self._by_fault(softmax(-self.distances(features_F) / (2 * self.temperature)))
+
+    def kind_of(self, fault: str, features_F: np.ndarray) -> int:
+        """Return the nearest kind (index into `kinds`) of a fault."""
+        distance_K = self.distances(features_F)
+        mine = [k for k, (name, _) in enumerate(self.kinds) if name == fault]
+        return min(mine, key=lambda k: distance_K[k])
+
+    @cached_property
+    def _kind_N(self) -> np.ndarray:
+        place = {kind: index for index, kind in enumerate(self.kinds)}
+        return np.array([place[str(f), str(level)] for f, level in zip(self.fault_N, self.level_N, strict=True)])
+
+    @cached_property
+    def _precisions(self) -> dict[bytes, np.ndarray]:
+        return {}
+
+    def _precision(self, known_F: np.ndarray) -> np.ndarray:
+        key = known_F.tobytes()  # logs of one program have the same features
+        if key not in self._precisions:
+            self._precisions[key] = np.linalg.inv(self.covariance_FF[np.ix_(known_F, known_F)])
+        return self._precisions[key]
+
+    def _known(self, features_F: np.ndarray) -> np.ndarray:
+        return np.isfinite(features_F) & np.isfinite(self.mean_KF).all(0)
+
+    def _by_fault(self, probability_K: np.ndarray) -> np.ndarray:
+        names = [fault for fault, _ in self.kinds]
+        found = dict.fromkeys(self.faults, 0.0)
+        for name, value in zip(names, probability_K, strict=True):
+            found[name] += float(value)
+        return np.array([found[name] for name in self.faults])
 
     def only(self, keep_N: np.ndarray) -> Library:
         """Return the library of some of its runs."""
@@ -100,23 +139,18 @@ class Library:
 
     def calibrated(self) -> Library:
         """Return the library with temperature and farthest distance set on runs whose seed was held out."""
-        held = [(self.only(self.seed_N != seed), self.seed_N == seed) for seed in sorted(set(self.seed_N))]
-        if len(held) < 2:
-            return self
-        distance_NC, right_N, far_N = [], [], []
-        for rest, here_N in held:
-            for features_F, fault in zip(self.features_NF[here_N], self.fault_N[here_N], strict=True):
+        distances, right, far = [], [], []
+        for seed in sorted(set(self.seed_N)):
+            rest = self.only(self.seed_N != seed)
+            for place in np.flatnonzero(self.seed_N == seed):
+                fault = str(self.fault_N[place])
                 if fault in rest.faults:
-                    distance_NC.append(rest.distances(features_F))
-                    right_N.append(rest.faults.index(str(fault)))
-                    far_N.append(rest.per_feature(features_F))
-        if not right_N or len({len(row) for row in distance_NC}) > 1:
+                    distances.append(rest.distances(self.features_NF[place]))
+                    right.append(np.array([name == fault for name, _ in rest.kinds]))
+                    far.append(rest.per_feature(self.features_NF[place]))
+        if not far:
             return self
-        return replace(
-            self,
-            temperature=_temperature(np.array(distance_NC), np.array(right_N)),
-            farthest=float(np.quantile(far_N, FARTHEST)),
-        )
+        return replace(self, temperature=_temperature(distances, right), farthest=float(np.quantile(far, FARTHEST)))
 
 
 def softmax(score_C: np.ndarray) -> np.ndarray:
@@ -125,11 +159,15 @@ def softmax(score_C: np.ndarray) -> np.ndarray:
     return weight_C / weight_C.sum(-1, keepdims=True)
 
 
-def _temperature(distance_NC: np.ndarray, right_N: np.ndarray) -> float:
+def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
     """Return the temperature with the largest likelihood of the right faults."""
     choices = np.geomspace(0.3, 300, 61)
-    rows = np.arange(len(right_N))
-    losses = [-np.log(softmax(-distance_NC / (2 * one))[rows, right_N] + 1e-12).mean() for one in choices]
+    losses = [
+        -np.mean(
+            [np.log(softmax(-d / (2 * one))[mine].sum() + 1e-12) for d, mine in zip(distances, right, strict=True)]
+        )
+        for one in choices
+    ]
     return float(choices[int(np.argmin(losses))])
 
 

@@ -48,7 +48,9 @@ def _impossible(column: str, values_S: np.ndarray, steps_S: np.ndarray) -> list[
         return [_sentence(column, values_S, steps_S, values_S < -1e-9, "cannot be negative: look at its estimator")]
     if unit == "share" and (values_S.min() < -1e-9 or values_S.max() > 1 + 1e-9):
         outside_S = (values_S < -1e-9) | (values_S > 1 + 1e-9)
-        return [_sentence(column, values_S, steps_S, outside_S, "is a share and lies outside 0 to 1: look at its count")]
+        return [
+            _sentence(column, values_S, steps_S, outside_S, "is a share and lies outside 0 to 1: look at its count")
+        ]
     if name == "prob_pearson" and values_S.max() > 1 + 1e-6:
         return [_sentence(column, values_S, steps_S, values_S > 1 + 1e-6, "is a correlation and exceeds 1")]
     return []

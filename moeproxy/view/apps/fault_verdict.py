@@ -62,7 +62,8 @@ def judge(
     for onset, seeds in asked.by_onset.items():
         mine = [trace for trace in broken if _asked_for(trace, asked, onset, seeds)]
         if lacks := [label for label in asked.models if not any(t.provenance.model == label for t in mine)]:
-            missing.append(f"{_seeds(seeds)}: no finished run of {' or '.join(lacks)} with {asked.fault} from step {onset}")
+            which = f"{' or '.join(lacks)} with {asked.fault} from step {onset}"
+            missing.append(f"{_seeds(seeds)}: no finished run of {which}")
         if asked.models[0] in lacks:
             continue
         traces = [*healthy, *mine, *others(onset, seeds)]

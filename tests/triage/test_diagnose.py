@@ -1,0 +1,178 @@
+"""Diagnosis: the learned fingerprints name held-out recorded runs, and say what they do not know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from moeproxy.__main__ import main
+from moeproxy.errors import ComparisonError
+from moeproxy.places import data_dir
+from moeproxy.traces import RunInfo, Trace
+from moeproxy.traces.pack import load_bench
+from moeproxy.triage.catalogue import load_catalogue
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE
+from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.fingerprint import SPANS, Units
+from moeproxy.triage.learn import catalogue_entries
+from moeproxy.triage.learned import load_library, save_library
+from moeproxy.triage.library import Library
+from moeproxy.triage.metric_checks import wrong_metrics
+
+FAULTS = ("stale_rollout", "reward_collapse", "nan_poison", "update_freeze")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str | None, list[Trace]]:
+    traces = load_bench(data_dir() / "bench", models=["original"], faults=[*FAULTS, None])
+    found: dict[str | None, list[Trace]] = {}
+    for trace in traces:
+        run = trace.provenance
+        usual = run.config["learning_rate"] == 1.5e-4 and run.config["temperature"] == 1.0
+        if (run.fault is None and usual and run.seed >= 100) or run.strength == 1:
+            found.setdefault(run.fault, []).append(trace)
+    return found
+
+
+@pytest.mark.parametrize("mode", [BESIDE, ALONE])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_recorded_fault_is_named_by_runs_of_other_seeds(recorded, fault: str, mode: str) -> None:
+    library = load_library(mode)
+    trace = recorded[fault][0]
+    healthy = recorded[None][:12] if mode == BESIDE else ()
+    found = diagnose(trace, healthy, library=library.only(library.seed_N != trace.provenance.seed))
+    assert found.detection.verdict == ALARM
+    assert found.causes[0].fault == fault
+    assert mode == ALONE or not found.unknown
+    assert 0 < found.causes[0].confidence <= 1
+    assert found.causes[0].check == load_catalogue()[fault].check
+    assert any(fault in sentence for sentence in found.sentences)
+
+
+def test_a_fault_that_nobody_recorded_is_unknown(recorded) -> None:
+    library = load_library(BESIDE)
+    left_out = library.only(library.fault_N != "reward_collapse")
+    found = diagnose(recorded["reward_collapse"][0], recorded[None][:12], library=left_out)
+    assert found.unknown
+    assert found.distance > found.farthest
+    assert any("Unknown" in sentence for sentence in found.sentences)
+
+
+def test_signals_that_are_not_logged_are_named_and_not_guessed(recorded) -> None:
+    trace = recorded["stale_rollout"][0]
+    few = [name for name in trace.signals if not name.startswith(("router_agreement", "logprob_diff", "prob_"))]
+    found = diagnose(Trace(trace.steps[few], None, trace.provenance), recorded[None][:12])
+    if found.detection.verdict == ALARM:
+        cause = next((one for one in found.causes if one.fault == "stale_rollout"), None)
+        assert cause is None or "router_agreement" in cause.missing
+    whole = diagnose(trace, recorded[None][:12])
+    assert not whole.causes[0].missing
+
+
+def test_a_healthy_run_has_no_cause(recorded) -> None:
+    found = diagnose(recorded[None][20], recorded[None][:12])
+    assert found.causes == ()
+    assert not found.unknown
+
+
+def test_what_is_saved_is_read_back(recorded, tmp_path: Path) -> None:
+    found = diagnose(recorded["reward_collapse"][0], recorded[None][:12])
+    assert Diagnosis.load(found.save(tmp_path / "found.json")).to_dict() == found.to_dict()
+    with pytest.raises(ComparisonError, match="no diagnosis"):
+        Diagnosis.load(tmp_path / "absent.json")
+
+
+def _library(n_faults: int = 3, n_seeds: int = 6) -> Library:
+    rng = np.random.default_rng(0)
+    names = tuple(f"s{i}" for i in range(4))
+    centre = rng.normal(size=(n_faults, 4 * (len(SPANS) + 1))) * 5
+    rows = [(f, s, centre[f] + rng.normal(size=centre.shape[1])) for f in range(n_faults) for s in range(n_seeds)]
+    return Library(
+        mode=BESIDE,
+        signals=names,
+        units=Units(dict.fromkeys(names, (1.0, 1.0))),
+        fault_N=np.array([f"fault{f}" for f, _, _ in rows]),
+        model_N=np.array(["original"] * len(rows)),
+        level_N=np.array(["clear"] * len(rows)),
+        seed_N=np.array([s for _, s, _ in rows]),
+        features_NF=np.stack([features for _, _, features in rows]),
+    )
+
+
+def test_missing_features_are_left_out_of_mean_and_covariance() -> None:
+    library = _library()
+    features_F = library.features_NF[0].copy()
+    features_F[[0, 5]] = np.nan
+    smaller = [f for f in range(len(features_F)) if f not in (0, 5)]
+    precision = np.linalg.inv(library.covariance_FF[np.ix_(smaller, smaller)])
+    off = features_F[smaller] - library.mean_KF[:, smaller]
+    assert library.distances(features_F) == pytest.approx(np.einsum("kf,fg,kg->k", off, precision, off))
+    assert library.nearest(features_F) == "fault0"
+    assert library.confidences(features_F).sum() == pytest.approx(1)
+
+
+def test_what_is_like_no_fault_lies_beyond_the_farthest() -> None:
+    library = _library().calibrated()
+    assert np.isfinite(library.farthest)
+    near = [library.per_feature(features) <= library.farthest for features in library.features_NF]
+    assert np.mean(near) > 0.9
+    assert library.per_feature(np.full(library.features_NF.shape[1], 40.0)) > library.farthest
+
+
+def test_a_library_comes_back_from_its_files(tmp_path: Path) -> None:
+    library = _library().calibrated()
+    save_library(library, tmp_path)
+    again = load_library(BESIDE, tmp_path)
+    assert again.faults == library.faults
+    assert again.features_NF == pytest.approx(library.features_NF, rel=1e-3)
+    assert (again.temperature, again.farthest, again.units) == (
+        library.temperature,
+        library.farthest,
+        library.units,
+    )
+    with pytest.raises(ComparisonError, match="no fingerprints"):
+        load_library(BESIDE, tmp_path / "absent")
+
+
+def test_the_written_catalogue_is_the_labs() -> None:
+    assert dict(load_catalogue()) == catalogue_entries()
+    assert set(load_library(BESIDE).faults) <= set(load_catalogue())
+
+
+def _trace(**signals: list[float]) -> Trace:
+    return Trace(pd.DataFrame(signals), None, RunInfo("original", "original", 32, 0))
+
+
+def test_metrics_that_cannot_be_right_are_named() -> None:
+    (sentence,) = wrong_metrics(_trace(kl=[0.1, -0.2, 0.1]))
+    assert sentence.startswith("kl cannot be negative")
+    assert "-0.2 at step 1" in sentence
+    assert "outside 0 to 1" in wrong_metrics(_trace(clip_fraction_low=[0.1, 1.4]))[0]
+    assert "exceeds 1" in wrong_metrics(_trace(prob_pearson=[0.9, 1.2]))[0]
+    assert wrong_metrics(_trace(kl=[0.1, 0.2], reward_mean=[-1.0, 2.0], grad_norm=[1.0, 2.0])) == ()
+
+
+def test_a_metric_that_repeats_itself_to_the_last_bit_is_named() -> None:
+    moving = list(np.linspace(0.1, 0.9, 15))
+    assert "repeats 0.9 to the last bit for 21 steps" in wrong_metrics(_trace(entropy=[*moving, *([0.9] * 20)]))[0]
+    assert wrong_metrics(_trace(entropy=moving)) == ()
+    assert wrong_metrics(_trace(aux_loss=[0.0] * 30)) == ()
+
+
+def test_the_command_tells_scripts_by_its_exit_code(recorded, tmp_path: Path, capsys) -> None:
+    good = [trace.save(tmp_path / f"good{i}.parquet") for i, trace in enumerate(recorded[None][:8])]
+    broken = recorded["reward_collapse"][0].save(tmp_path / "broken.parquet")
+    healthy = ["--healthy", *map(str, good)]
+    assert main(["triage", str(broken), *healthy]) == 1
+    assert "reward_collapse" in capsys.readouterr().out
+    assert main(["triage", str(broken), "--json", *healthy]) == 1
+    assert '"verdict": "alarm"' in capsys.readouterr().out
+    fine = recorded[None][20].save(tmp_path / "fine.parquet")
+    assert main(["triage", str(fine), *healthy]) == 0
+    (tmp_path / "crash.log").write_text("Traceback (most recent call last):\nRuntimeError: boom\n")
+    assert main(["triage", str(tmp_path / "crash.log")]) == 2
+    assert "could not judge" in capsys.readouterr().out
+    assert main(["triage", str(tmp_path / "absent.log")]) == 2
