@@ -37,9 +37,9 @@ def failures(run: LogTrace | Trace) -> tuple[Event, ...]:
     if isinstance(run, Trace) or not run.has_metrics:
         return ()
     found = [Event(_step(run, finding), _short(str(finding))) for finding in run.info.findings]
-    end = early_end(run)
-    last = int(run.trace.steps.index[-1])
-    return tuple(dict.fromkeys([*found, *([Event(last, end)] if end else [])]))[-MAX_EVENTS:]
+    if end := early_end(run):
+        found.append(Event(int(run.trace.steps.index[-1]), end))
+    return tuple(list(dict.fromkeys(found))[-MAX_EVENTS:])
 
 
 def early_end(log: LogTrace) -> str:

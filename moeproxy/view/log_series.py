@@ -183,7 +183,8 @@ def _replaced(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray, np.nd
     counts[later[np.unique(steps[later], return_index=True)[1]]] = True  # of several rows of a step the last
     old = np.flatnonzero(has & ~counts)
     old = old[np.argsort(steps[old], kind="stable")]
-    values = pd.to_numeric(log.original[key].iloc[old], errors="coerce").to_numpy(float) / _divisor(log, signal)
+    logged = pd.to_numeric(pd.Series(log.original[key].to_numpy()[old]), errors="coerce")
+    values = np.asarray(logged, np.float64) / _divisor(log, signal)
     kept = np.isfinite(values) & (values != _now(log, signal, steps[old]))
     words = np.where(shown[old], "written again for the same step", "replaced after a resume").astype(object)
     places = {kind.name: steps[old[np.isin(states[old], kind.states)]] for kind in KINDS}
