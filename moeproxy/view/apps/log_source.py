@@ -18,17 +18,25 @@ _TRIES = 1000
 
 
 class LogSource:
-    """A field for a path, and a button to upload.
+    """A field for a path, a list of examples, and a button to upload.
 
     Args:
         path: in the field at first.
+        examples: folder of logs to choose from; it need not exist.
         uploads: folder that uploaded files go to; nothing in it is ever overwritten.
         status: told when an upload fails.
-        on_upload: called without arguments once an uploaded file stands in the field.
+        on_choice: called without arguments once an example or an uploaded file stands in the field.
     """
 
-    def __init__(self, path: Path, uploads: Path, status: Status, on_upload: Callable[[], None]) -> None:
-        self._uploads, self._on_upload = uploads, on_upload
+    def __init__(
+        self, path: Path, examples: Path, uploads: Path, status: Status, on_choice: Callable[[], None]
+    ) -> None:
+        self._uploads, self._on_choice = uploads, on_choice
+        files = sorted(file for file in examples.glob("*") if file.suffix != ".md")
+        self.example = widgets.Dropdown(options=[("–", ""), *((file.name, str(file)) for file in files)])
+        self.example.description, self.example.style.description_width = "or an example", "initial"
+        self.example.layout.width = "330px"
+        self.example.observe(status.guard(self._chosen), "value")
         self.text = widgets.Text(value=str(path), description="Log", placeholder="path of a file or a folder")
         self.text.style.description_width = "initial"
         self.text.layout.width = "520px"
@@ -48,11 +56,16 @@ class LogSource:
             raise TraceError("no path", expected="the path of a log, or of a folder of logs")
         return Path(text).expanduser()
 
+    def _chosen(self, change: Any) -> None:
+        if change["new"]:
+            self.text.value = change["new"]
+            self._on_choice()
+
     def _uploaded(self, change: Any) -> None:
         if change["new"]:
             (file,) = change["new"]
             self.text.value = str(keep(file["name"], bytes(file["content"]), self._uploads))
-            self._on_upload()
+            self._on_choice()
 
 
 def keep(name: str, content: bytes, folder: Path) -> Path:

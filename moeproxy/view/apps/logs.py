@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ EXAMPLE = "verl_console.log"
 """Log of `data/logs` that is read when none is given."""
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What is to be read, and how."""
+
+    path: Path
+    mapping: dict[str, str] | None = None
+    step: str | None = None
+
+
 class LogPanel:
     """A path, what was read from it, its signals in one live figure, and another run laid over them.
 
@@ -51,16 +61,15 @@ class LogPanel:
     ) -> None:
         self.logs: tuple[LogTrace, ...] = ()
         self.view = LogView()
-        self._path = Path()
-        self._mapping: dict[str, str] | None = None
-        self._step: str | None = None
+        self._asked = self._has = _Wish(Path())
         self._shown: tuple[Any, ...] | None = None
         self._offered: tuple[Any, ...] | None = None
         self.status, self.summary = Status(), Status("")
         self._redraw = Redraw(self._draw, self.status)
-        first = Path(path) if path is not None else data_dir() / "logs" / EXAMPLE
-        self.source = LogSource(first, Path(out) / "uploads", self.status, self._start)
-        self.job = Job(self._read, "Read", status=self.status, on_done=self._take)
+        examples = data_dir() / "logs"
+        self.first = Path(path) if path is not None else examples / EXAMPLE
+        self.source = LogSource(self.first, examples, Path(out) / "uploads", self.status, self._start)
+        self.job = Job(self._read, "Read", status=self.status, on_done=self._done)
         self.read_button = widgets.Button(description="Read", layout=widgets.Layout(width="auto"))
         self.run = _dropdown("Run", "520px")
         self.signals = widgets.SelectMultiple(description="Signals", rows=7, style={"description_width": "initial"})
@@ -99,28 +108,45 @@ class LogPanel:
         self.source.text.value = str(path)
         self._start()
 
+    def example(self, name: str) -> LogTrace:
+        """Read a shipped example and return its run, as a user would choose it from the list.
+
+        Raises:
+            MoeproxyError: there is none of that name.
+        """
+        known = {label: value for label, value in self.source.example.options if value}
+        if name not in known:
+            raise MoeproxyError(f"no example {name!r}", expected=f"one of {', '.join(known)}")
+        self.read(known[name])
+        self.settle()
+        return self.log
+
     def _start(self) -> None:
         """Read what the field says, by its framework's own map."""
-        self._begin(None, None)
+        self._begin(_Wish(self.source.path))
 
     def _apply(self) -> None:
         """Read again with the mapping that the lists say."""
-        self._begin(self.mapping.mapping(), self.mapping.step_key())
+        self._begin(_Wish(self._has.path, self.mapping.mapping(), self.mapping.step_key()))
 
-    def _begin(self, mapping: dict[str, str] | None, step: str | None) -> None:
+    def _begin(self, wish: _Wish) -> None:
         if self.job.state == "running":
-            raise TraceError(f"{self._path.name} is still being read", remedy="try again when it is done")
-        self._path, self._mapping, self._step = self.source.path, mapping, step
+            raise TraceError(f"{self._asked.path.name} is still being read", remedy="try again when it is done")
+        self._asked = wish
         self.follow.value = False
         self.job.start()
 
     def _read(self, report: Report) -> tuple[LogTrace, ...]:
-        path = self._path
-        self.status.say(f"Reading {path.name}.")
-        found = read(path, mapping=self._mapping, step=self._step)
+        wish = self._asked
+        self.status.say(f"Reading {wish.path.name}.")
+        found = read(wish.path, mapping=wish.mapping, step=wish.step)
         plural = "" if len(found) == 1 else "s"
-        self.status.say(f"Read {path.name}: {len(found)} run{plural}.")
+        self.status.say(f"Read {wish.path.name}: {len(found)} run{plural}.")
         return found
+
+    def _done(self, logs: tuple[LogTrace, ...]) -> None:
+        self._has = self._asked
+        self._take(logs)
 
     def _take(self, logs: tuple[LogTrace, ...]) -> None:
         """Show new runs; the one of the same name stays chosen, else the first with metrics is taken."""
@@ -140,9 +166,10 @@ class LogPanel:
             self.following.stop()
             return
         try:
-            if not fits(self.logs):
+            if self._has == self._asked and not fits(self.logs):
                 raise TraceError(f"{self.logs[0].info.container}: it cannot be followed", expected="a text log")
-            self.following.start(self._path, mapping=self._mapping, step=self._step)
+            self._has = wish = self._asked
+            self.following.start(wish.path, mapping=wish.mapping, step=wish.step)
         except MoeproxyError:
             self._unfollow()
             raise
@@ -164,7 +191,7 @@ class LogPanel:
         other = self.pair.selected()
         runs: list[LogTrace | Trace] = [log] if other is None or other is log else [log, other]
         self.view = view = log_view(runs, tuple(self.signals.value))
-        shown = (str(self._path), view.signals, *map(label_of, runs))
+        shown = (self._has.path, view.signals, *map(label_of, runs))
         self.figure.show(view, keep_zoom=shown == self._shown)
         self._shown = shown
         self.summary.say(view.describe())
@@ -174,18 +201,17 @@ class LogPanel:
     def _offer(self, log: LogTrace) -> None:
         """Fill the lists of signals and columns, when they have changed."""
         names = log.trace.signals if log.has_metrics else ()
-        offered = (self._path, log.info.name, log.info.framework, names, columns_of(log), self._mapping)
+        offered = (self._has, log.info.name, log.info.framework, names, columns_of(log))
         if offered == self._offered:
             return
-        same = self._offered is not None and self._offered[0] == self._path
+        same = self._offered is not None and self._offered[0].path == self._has.path
         self._offered = offered
         kept = [name for name in self.signals.value if name in names] if same else []
         self.signals.options = [(_option(log, name), name) for name in names]
         self.signals.value = tuple(kept or (usual([log.trace]) if names else ()))
-        self.mapping.offer(log)
-        self.map.value = (
-            self.map.value or log.info.framework == "unknown" or (not log.has_metrics and log.info.rows > 0)
-        )
+        self.mapping.offer(log, self._has.mapping, self._has.step)
+        unmapped = not log.has_metrics and log.info.rows > 0
+        self.map.value = (same and self.map.value) or log.info.framework == "unknown" or unmapped
 
     def _hide(self, hidden: bool) -> None:
         """An empty plot says less than the words above it."""
@@ -215,7 +241,7 @@ class LogPanel:
         hint = widgets.HTML(f"<div style='line-height:1.4'>Up to {MAX_SIGNALS} signals: hold the control key.</div>")
         return widgets.VBox(
             [
-                line(self.source.text, self.read_button, self.source.upload),
+                line(self.source.text, self.read_button, self.source.example, self.source.upload),
                 self.status.widget,
                 line(self.run, self.follow, self.map),
                 self.about,
