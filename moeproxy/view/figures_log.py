@@ -28,7 +28,6 @@ _FEW = 60  # points of a line below which each has a marker
 _COLOURS, _DASHES = (ORIGINAL, PROXY), ("solid", "dot")
 _STRIP = 10  # number of the first axis that marks stand on, whose height is that of its panel and never zoomed
 _ASIDE = 0.07  # by which the second run's marks stand farther inside, so as not to hide the first one's
-_NAN = float("nan")
 
 Properties = dict[str, Any]
 
@@ -136,7 +135,7 @@ def values(view: LogView, seen: tuple[float, float] | None = None) -> list[Prope
 def _parts(series: Series | None, label: str, colour: str, first: bool, low: float, high: float) -> list[Properties]:
     """Return line, single points, replaced values and marks of one signal of one run."""
     if series is None:
-        hidden = {"x": [_NAN], "y": [_NAN], "name": label, "showlegend": first and bool(label)}
+        hidden = {"x": [None], "y": [None], "name": label, "showlegend": first and bool(label)}
         none: Properties = {"x": [], "y": [], "text": []}
         return [hidden, {"x": [], "y": []}, none, none | {"marker": {"symbol": [], "color": [], "line": {"color": []}}}]
     x, y = series.drawn(low, high)
@@ -177,11 +176,11 @@ def _marks(series: Series, low: float, high: float, colour: str) -> Properties:
 
 def _lines(what: str, events: Sequence[Event], first: bool) -> Properties:
     """Return upright lines where something happened."""
-    x = [value for event in events for value in (event.step, event.step, _NAN)]
+    x = [value for event in events for value in (event.step, event.step, None)]
     text = [part for event in events for part in (_plain(event.text), _plain(event.text), "")]
     name = {"resumes": "resumed here", "failures": "failure or early end"}[what]
     entry = {"name": f"{name} ({len(events)})", "showlegend": first and bool(events)}
-    return {"x": x, "y": [0.0, 1.0, _NAN] * len(events), "text": text, **entry}
+    return {"x": x, "y": [0.0, 1.0, None] * len(events), "text": text, **entry}
 
 
 def _legend(view: LogView) -> list[Properties]:

@@ -42,11 +42,19 @@ class ZoomFigure(LiveFigure):
             if not keep_zoom:
                 self.seen = None
         with self.change() as figure:
+            tall = figure.layout.height
             self._put(figure, values(view, self.seen))
             figure.update_layout(layout_values(view))
             if not keep_zoom:
                 for axis in ("xaxis", "yaxis", *(f"yaxis{n}" for n in range(2, len(view.signals) + 1))):
                     figure.layout[axis].autorange = True
+        if self.widget.layout.height != tall:
+            self._follow_cell()
+
+    def _follow_cell(self) -> None:
+        """Let the page choose the width again: plotly.js fixes it whenever it is told another height."""
+        with self._lock:
+            self.widget._send_relayout_msg({"width": None, "autosize": True})
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until the last zoom is drawn; return whether it is."""
