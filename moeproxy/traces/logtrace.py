@@ -166,11 +166,17 @@ def overlay_notes(left: LogTrace | Trace, right: LogTrace | Trace) -> tuple[str,
 
 
 def _definitions(log: LogTrace | Trace) -> dict[str, tuple[str, str]]:
-    if isinstance(log, Trace):
-        return dict.fromkeys(log.signals, ("", "as moeproxy defines it"))
-    found = log.info.definitions
-    said = {name: text or "as moeproxy defines it" for name, text in found.items()}
-    return {name: (found[name], f"{log.info.framework}, {said[name]}") for name in found}
+    if isinstance(log, LogTrace):
+        found, framework = log.info.definitions, log.info.framework
+    else:  # a trace that was once read from a log still knows the definitions of that
+        stored = log.provenance.config.get("log", {})
+        found, framework = stored.get("definitions", {}), stored.get("framework", "")
+    if not framework:
+        return dict.fromkeys(log.trace.signals if isinstance(log, LogTrace) else log.signals, ("", _CANONICAL))
+    return {name: (text, f"{framework}, {text or _CANONICAL}") for name, text in found.items()}
+
+
+_CANONICAL = "as moeproxy defines it"
 
 
 def _last_of_each(findings: tuple[Finding, ...]) -> list[Finding]:
