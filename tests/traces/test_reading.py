@@ -324,7 +324,7 @@ def test_directory(tmp_path: Path) -> None:
     ("data", "error"),
     [
         (b"SQLite format 3\0", "broken database"),
-        (b":SWL", "SwanLab"),
+        (b":SWL\xd6\xe1\x09", "SwanLab in version 9"),
         (b"\0\1\2" * 50, "binary data"),
         (b"PAR1", "Parquet"),
     ],

@@ -157,7 +157,7 @@ def _ticking(
     steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], has: np.ndarray
 ) -> list[tuple[str, np.ndarray]]:
     """Return one group of rows when all clocks tick alike, else one for each clock."""
-    found = {int(clock): np.unique(steps[has & (clocks == clock)]) for clock in np.unique(clocks[has])}
+    found = {int(clock): joining.distinct(steps[has & (clocks == clock)]) for clock in joining.distinct(clocks[has])}
     if len(found) < 2 or _alike(list(found.values())):
         return [("", has)]
     return [(names[clock], (clocks == clock) | (clocks < 0)) for clock in found]
@@ -181,7 +181,7 @@ def _log(
     joined = joining.join(rows, steps, clocks, names, [item.column for item in chosen])
     states = {item.name: item.column.status.copy() for item in chosen}
     hidden = _hidden_nan(rows, framework, states)
-    index = np.unique(steps[joined.shown & _has(rows, [item.column for item in chosen])])
+    index = joining.distinct(steps[joined.shown & _has(rows, [item.column for item in chosen])])
     table = {item.key.signal: _signal(item, framework, states[item.name], joined, index) for item in chosen}
     # A key that has numbers only in rows without a step is no signal of this run.
     table = {name: cells for name, cells in table.items() if (cells[1] != Status.MISSING).any()}
@@ -251,7 +251,7 @@ def _notes(joined: Joined, hidden: int, steps: np.ndarray) -> Iterator[str]:
 
 
 def _clock(joined: Joined, names: tuple[str, ...]) -> str:
-    used = np.unique(joined.clocks[joined.shown])
+    used = joining.distinct(joined.clocks[joined.shown])
     return ", ".join(names[number] for number in used)
 
 

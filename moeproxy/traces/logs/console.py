@@ -7,20 +7,22 @@ from typing import Any
 
 from moeproxy.traces.logs.cells import bare
 from moeproxy.traces.logs.literals import NotALiteral, dicts
+from moeproxy.traces.logs.printed import MAX_KEY, Printed
 from moeproxy.traces.logs.sink import Sink
 
 INTERESTING = re.compile(
     rb"""\{\s*['"]|\bstep:\s*\d|iteration\s+\d+\s*/|Traceback|[Ee]rror|OOM|out of memory|Killed|SIG[A-Z]{3,}|NCCL"""
-    rb"""|[Ss]egmentation|\bStep \d+ \||==\d|version|\d+/\d+\s\[|core dumped|No space left""",
+    rb"""|[Ss]egmentation|\bStep \d+ \||==\d|version|\d+/\d+\s\[|core dumped|No space left"""
+    rb"""|= (?:Step|Epoch) \d|Train step \d|\xe2\x80\xa2|\xe2\x95\x92|(?:Results|Timing):\s*$""",
 )
 """A line without any of these holds nothing that this reader takes; most lines of a long log are such."""
 
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
-MAX_KEY = 300
 MAX_PARTS = 5000  # metrics on one line
 
 _WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
 _WORDS += (b"Step ", b"==", b"version", b"NCCL", b"egmentation", b"core dumped", b"No space left")
+_WORDS += (b"= Epoch", b"Train step", b"\xe2\x80\xa2", b"\xe2\x95\x92", b"Results:", b"Timing:")
 
 
 def interesting(line: bytes) -> bool:
@@ -67,11 +69,12 @@ class Console:
         self._head = self._origin = ""
         self._open: dict[str, list[int]] = {}
         self._traceback: dict[str, int] = {}
+        self._printed = Printed(sink)
 
     @property
     def waits(self) -> bool:
         """Whether the next line must be shown, whatever it holds."""
-        return bool(self._pending or self._traceback or self._open)
+        return bool(self._pending or self._traceback or self._open or self._printed.waits)
 
     def line(self, text: str, number: int) -> None:
         """Take one line."""
@@ -82,6 +85,8 @@ class Console:
         self._note_failures(body, number, origin)
         for name, version in _VERSION.findall(body) if "==" in body or "version" in body else ():
             self._sink.versions.setdefault(name.lower().replace("_", "-"), version)
+        if self._printed.line(body, number, origin) and "{" not in body:
+            return
         match = _VERL.search(body)
         if match is not None:
             self._verl(match[1], number, origin)

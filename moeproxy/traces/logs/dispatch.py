@@ -12,6 +12,7 @@ from moeproxy.traces.logs.databases import read_database
 from moeproxy.traces.logs.documents import is_document, read_document
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.swanlabfile import MARK, read_swanlab
 from moeproxy.traces.logs.tables import delimiter_of, read_csv
 from moeproxy.traces.logs.text import read_text
 from moeproxy.traces.logs.tfevents import is_events, read_events
@@ -19,7 +20,6 @@ from moeproxy.traces.logs.wandbfile import read_wandb
 
 _ALIEN = {
     b"PAR1": "a Parquet file; Trace.load or load_pack reads those of moeproxy",
-    b":SWL": "a binary log of SwanLab",
     b"\x7fELF": "a program",
     b"\x80\x04": "a pickle, which is never opened here",
 }
@@ -27,7 +27,7 @@ _OPENS = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*(?:[{\[\]]|\Z))")
 
 
 def kind_of(source: Source) -> str:
-    """Return "events", "database", "wandb", "document", "csv:<delimiter>", "text", "alien:<what>" or "unknown"."""
+    """Return what a file is: "events", "document", "text", ..., "csv:<delimiter>", "alien:<what>" or "unknown"."""
     head = source.peek()
     if not head:
         return "text"
@@ -37,6 +37,8 @@ def kind_of(source: Source) -> str:
         return "database"
     if head.startswith(b":W&B"):
         return "wandb"
+    if head.startswith(MARK):
+        return "swanlab"
     for mark, what in _ALIEN.items():
         if head.startswith(mark):
             return f"alien:{what}"
@@ -71,6 +73,8 @@ def fill(source: Source, kind: str, sink: Sink) -> None:
         read_database(source, sink)
     elif kind == "wandb":
         read_wandb(source, sink)
+    elif kind == "swanlab":
+        read_swanlab(source, sink)
     elif kind == "text":
         read_text(source, sink)
     else:

@@ -34,7 +34,7 @@ def lines(stream: io.BufferedIOBase, sink: Sink) -> Iterator[tuple[int, bytes]]:
                 if len(piece) <= MAX_LINE and b"\r" not in piece:
                     yield number, piece
                 else:
-                    yield from _parts(number, piece, sink)
+                    yield from parts(number, piece, sink)
             dropping = False
             number += 1
         if len(rest) > MAX_LINE:
@@ -42,7 +42,7 @@ def lines(stream: io.BufferedIOBase, sink: Sink) -> Iterator[tuple[int, bytes]]:
                 sink.skip(number, f"longer than {MAX_LINE >> 20} MiB")
             rest, dropping = b"", True
     if rest and not dropping:
-        yield from _parts(number, rest, sink)
+        yield from parts(number, rest, sink)
         number += 1
     sink.lines = number - 1
 
@@ -56,7 +56,8 @@ def text(line: bytes, number: int, sink: Sink) -> str:
         return line.decode("utf-8", "replace")
 
 
-def _parts(number: int, piece: bytes, sink: Sink) -> Iterator[tuple[int, bytes]]:
+def parts(number: int, piece: bytes, sink: Sink) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of one line that carriage returns part; a line too long is left out."""
     if len(piece) > MAX_LINE:
         sink.skip(number, f"longer than {MAX_LINE >> 20} MiB")
     elif b"\r" in piece:

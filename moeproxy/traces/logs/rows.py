@@ -97,8 +97,13 @@ class RowStore:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         self._texts: dict[str, dict[int, str]] = {}
-        self._lines, self._origins, self._files = array("q"), array("i"), array("i")
+        self._lines = array("q")
         self._names: dict[str, int] = {}
+        # Process and file change rarely: the rows where they do, with the number that holds from there on.
+        self._origins: list[tuple[int, int]] = []
+        self._files: list[tuple[int, int]] = []
+        self._origin: str | None = None
+        self._file = -1
         self.file = 0
 
     def __len__(self) -> int:
@@ -111,11 +116,14 @@ class RowStore:
         if layout is None:
             layout = self._layouts[keys] = _Layout(keys)
             self._register(keys, line)
-        layout.numbers.append(len(self._lines))
+        row = len(self._lines)
+        layout.numbers.append(row)
         layout.values.append(tuple(cells.values()))
         self._lines.append(line)
-        self._origins.append(self._names.setdefault(origin, len(self._names)))
-        self._files.append(self.file)
+        if origin != self._origin or self.file != self._file:
+            self._origins.append((row, self._names.setdefault(origin, len(self._names))))
+            self._files.append((row, self.file))
+            self._origin, self._file = origin, self.file
         if len(layout.numbers) >= BLOCK:
             self._flush(layout)
 
@@ -128,10 +136,8 @@ class RowStore:
                 f"{len(self._lines):,} rows of {len(self._parts):,} keys", expected=f"at most {MAX_CELLS:,} cells"
             )
         columns = {name: self._column(name) for name in self._parts}
-        lines, origins, files = (
-            np.asarray(values, kind)
-            for values, kind in ((self._lines, np.int64), (self._origins, np.int32), (self._files, np.int32))
-        )
+        lines = np.asarray(self._lines, np.int64)
+        origins, files = (_spread(changes, len(lines)) for changes in (self._origins, self._files))
         return Rows(columns, lines, origins, tuple(self._names) or ("",), files)
 
     def _register(self, keys: Sequence[str], line: int) -> None:
@@ -156,6 +162,12 @@ class RowStore:
         at, values, status = (np.concatenate(pieces) for pieces in zip(*parts, strict=True))
         order = np.argsort(at, kind="stable")
         return Column(at[order], values[order], status[order], self._texts[name])
+
+
+def _spread(changes: list[tuple[int, int]], n_rows: int) -> np.ndarray:
+    """Return for every row the number that holds from the last change on, int32 (n,)."""
+    starts = np.array([row for row, _ in changes] + [n_rows], np.int64)
+    return np.repeat(np.array([number for _, number in changes], np.int32), np.diff(starts))
 
 
 def _converted(cells: Sequence[Any], at: np.ndarray, texts: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:

@@ -34,14 +34,16 @@ class TextReader:
     def __init__(self, sink: Sink) -> None:
         self._sink, self._console = sink, Console(sink)
         self.n_json = self.n_console = 0
+        self._waits = False  # of the console, which only its own lines change
 
     def line(self, number: int, raw: bytes) -> None:
         """Take one line."""
-        if raw[:1] == b"{" and not self._console.waits and _json(raw, number, self._sink):
+        if raw[:1] == b"{" and not self._waits and _json(raw, number, self._sink):
             self.n_json += 1
-        elif self._console.waits or interesting(raw):
+        elif self._waits or interesting(raw):
             self.n_console += 1
             self._console.line(text(raw, number, self._sink), number)
+            self._waits = self._console.waits
 
 
 def _json(raw: bytes, number: int, sink: Sink) -> bool:

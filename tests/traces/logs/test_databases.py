@@ -76,10 +76,25 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.db").write_bytes(data[:60])
     with pytest.raises(TraceError, match="broken database"):
         read(tmp_path / "cut.db")
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_databases_in_archives(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(1, "a", 1, '{"actor/lr": 0.5}'), (2, "a", 2, '{"actor/lr": 0.25}')]
+    file = _base(tmp_path / "x.db", f"PRAGMA journal_mode = {mode}", TRACKIO, rows=rows, into="metrics")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.write(file, "x.db")
-    with pytest.raises(TraceError, match="a database in an archive"):
+        archive.write(file, "in/x.db")
+        archive.writestr("in/broken.db", file.read_bytes()[:2000])
+    with pytest.raises(TraceError, match="broken database"):
         read(tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "y.zip", "w") as archive:
+        archive.write(file, "in/x.db")
+    (log,) = read(tmp_path / "y.zip")
+    assert log.trace.values("learning_rate").tolist() == [0.5, 0.25]
+    assert log.info.files[0].endswith("y.zip!in/x.db")
+    monkeypatch.setattr("moeproxy.traces.logs.databases.MAX_HELD", 1000)
+    with pytest.raises(TraceError, match="a database of more than 0 MiB in an archive"):
+        read(tmp_path / "y.zip")
 
 
 def test_reading_leaves_no_trace_beside_it(tmp_path: Path) -> None:
