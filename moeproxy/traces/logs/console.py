@@ -10,28 +10,8 @@ from moeproxy.traces.logs.literals import NotALiteral, dicts
 from moeproxy.traces.logs.printed import MAX_KEY, Printed
 from moeproxy.traces.logs.sink import Sink
 
-INTERESTING = re.compile(
-    rb"""\{\s*['"]|\bstep:\s*\d|iteration\s+\d+\s*/|Traceback|[Ee]rror|OOM|out of memory|Killed|SIG[A-Z]{3,}|NCCL"""
-    rb"""|[Ss]egmentation|\bStep \d+ \||==\d|version|\d+/\d+\s\[|core dumped|No space left"""
-    rb"""|= (?:Step|Epoch) \d|Train step \d|\xe2\x80\xa2|\xe2\x95\x92|(?:Results|Timing):\s*$""",
-)
-"""A line without any of these holds nothing that this reader takes; most lines of a long log are such."""
-
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
 MAX_PARTS = 5000  # metrics on one line
-
-_WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
-_WORDS += (b"Step ", b"==", b"version", b"NCCL", b"egmentation", b"core dumped", b"No space left")
-_WORDS += (b"= Epoch", b"Train step", b"\xe2\x80\xa2", b"\xe2\x95\x92", b"Results:", b"Timing:")
-
-
-def interesting(line: bytes) -> bool:
-    """Return whether a line is worth a look. A plain search for words is faster than the pattern."""
-    for word in _WORDS:
-        if word in line:
-            return INTERESTING.search(line) is not None
-    return False
-
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")

@@ -7,9 +7,9 @@ import json
 import re
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.logs.console import INTERESTING
 from moeproxy.traces.logs.databases import read_database
 from moeproxy.traces.logs.documents import is_document, read_document
+from moeproxy.traces.logs.looking import INTERESTING
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.swanlabfile import MARK, read_swanlab

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moeproxy.traces.logs.sink import Sink
 
@@ -17,14 +17,19 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _BOMS = ((codecs.BOM_UTF8, ""), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
-def lines(stream: io.BufferedIOBase, sink: Sink) -> Iterator[tuple[int, bytes]]:
+def lines(
+    stream: io.BufferedIOBase, sink: Sink, *, ahead: Callable[[bytes], None] | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes without the line end); a carriage return ends a line but does not count as one.
 
     Numbers are those an editor shows: they count line feeds. Progress bars put many pieces on one line.
+    `ahead` is called with the text that the next lines are parts of, before these come.
     """
     number, rest, dropping = 1, b"", False
     for chunk in _utf8(stream):
         data = rest + chunk
+        if ahead is not None:
+            ahead(data)
         # A carriage return at the end may be half of a line end.
         tail = b"\r" if data.endswith(b"\r") else b""
         pieces = data.removesuffix(tail).split(b"\n") if b"\n" in data else [data.removesuffix(tail)]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from moeproxy.traces.logs.cells import WORDS, Status
-from moeproxy.traces.logs.console import interesting
 from moeproxy.traces.logs.sink import Sink
 from tests.traces.logs.make import sink_of
 
@@ -237,33 +236,6 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert _rows(tmp_path, text)[0] == whole
     assert whole[4] == {"step": 4.0, "a": 1.0}
     assert not math.isnan(whole[3]["b"])
-
-
-def test_the_quick_look_misses_nothing() -> None:
-    lines = [
-        b"{ 'a': 1}",
-        b'{"a": 1}',
-        b"x step: 1 - ",
-        b"iteration  1/ 2 |",
-        b"Traceback",
-        b"KeyError",
-        b"error",
-        b"OOM",
-        b"Step 3 | Loss",
-        b"trl==1.16.0",
-        b"transformers version: 5",
-        b"out of memory",
-        b"Killed",
-        b"SIGTERM",
-        b"NCCL",
-        b"Segmentation",
-        b"segmentation",
-        b"1/2 [0",
-        b"core dumped",
-        b"No space left",
-    ]
-    assert all(map(interesting, lines))
-    assert not any(map(interesting, [b"", b"words [in] brackets", b"{ 1", b"a step: no"]))
 
 
 def test_prime_rl_console(tmp_path: Path) -> None:
