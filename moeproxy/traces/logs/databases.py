@@ -17,6 +17,7 @@ from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.text import take_object
 
+MAGIC = b"SQLite format 3\0"
 SECONDS = 600.0
 MAX_VALUE = 8 << 20
 """Bytes of one value in a database; larger ones are refused by SQLite."""
@@ -40,11 +41,19 @@ def read_database(source: Source, sink: Sink) -> None:
     if path.with_name(f"{path.name}-wal").exists():
         sink.note(f"{path.name}-wal holds writes that are not in the database yet; they are not read")
     try:
-        with closing(_opened(path) if path.is_file() else _held(source)) as base:
+        with closing(_opened(path) if _is_database(path) else _held(source)) as base:
             _guard(base)
             _read(base, source.name, sink)
     except sqlite3.Error as error:
         raise TraceError(f"a broken database ({error})", where=source.name, remedy="copy it again") from error
+
+
+def _is_database(path: Path) -> bool:
+    """Whether the file on disk is the database itself; a compressed one has the same name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -135,7 +144,8 @@ def _trackio(base: sqlite3.Connection, sink: Sink) -> None:
     query = "SELECT run_name, step, metrics FROM metrics ORDER BY rowid"
     for number, (run, step, metrics) in enumerate(base.execute(query), 1):
         sink.lines = number
-        take_object(metrics, number, sink, before={"step": step}, run=_text(run))
+        raw = metrics if isinstance(metrics, bytes | str) else b""
+        take_object(raw, number, sink, before={"step": step}, run=_text(run))
 
 
 def _text(value: Any) -> str:

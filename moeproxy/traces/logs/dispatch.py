@@ -7,12 +7,13 @@ import json
 import re
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.logs.databases import read_database
+from moeproxy.traces.logs.databases import MAGIC, read_database
 from moeproxy.traces.logs.documents import is_document, read_document
 from moeproxy.traces.logs.looking import INTERESTING
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
-from moeproxy.traces.logs.swanlabfile import MARK, read_swanlab
+from moeproxy.traces.logs.swanlabfile import MARK as SWANLAB
+from moeproxy.traces.logs.swanlabfile import read_swanlab
 from moeproxy.traces.logs.tables import delimiter_of, read_csv
 from moeproxy.traces.logs.text import read_text
 from moeproxy.traces.logs.tfevents import is_events, read_events
@@ -33,11 +34,11 @@ def kind_of(source: Source) -> str:
         return "text"
     if is_events(head):
         return "events"
-    if head.startswith(b"SQLite format 3\0"):
+    if head.startswith(MAGIC):
         return "database"
     if head.startswith(b":W&B"):
         return "wandb"
-    if head.startswith(MARK):
+    if head.startswith(SWANLAB):
         return "swanlab"
     for mark, what in _ALIEN.items():
         if head.startswith(mark):

@@ -15,6 +15,9 @@ from moeproxy.traces.logs.cells import EXACT, NUMERIC, Status, classify, states
 BLOCK = 4096
 """Rows of one layout that are turned into columns together."""
 
+MAX_LAYOUTS = 2000
+"""Layouts that are kept apart; rows of further ones are taken apart cell by cell."""
+
 MAX_KEYS = 20_000
 MAX_CELLS = 400_000_000
 
@@ -95,6 +98,7 @@ class RowStore:
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._loose: dict[str, tuple[list[int], list[Any]]] = {}
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         self._texts: dict[str, dict[int, str]] = {}
         self._lines = array("q")
@@ -114,16 +118,20 @@ class RowStore:
         keys = tuple(cells)
         layout = self._layouts.get(keys)
         if layout is None:
-            layout = self._layouts[keys] = _Layout(keys)
             self._register(keys, line)
+            if len(self._layouts) < MAX_LAYOUTS:
+                layout = self._layouts[keys] = _Layout(keys)
         row = len(self._lines)
-        layout.numbers.append(row)
-        layout.values.append(tuple(cells.values()))
         self._lines.append(line)
         if origin != self._origin or self.file != self._file:
             self._origins.append((row, self._names.setdefault(origin, len(self._names))))
             self._files.append((row, self.file))
             self._origin, self._file = origin, self.file
+        if layout is None:
+            self._apart(row, cells)
+            return
+        layout.numbers.append(row)
+        layout.values.append(tuple(cells.values()))
         if len(layout.numbers) >= BLOCK:
             self._flush(layout)
 
@@ -131,6 +139,8 @@ class RowStore:
         """Return everything added so far."""
         for layout in self._layouts.values():
             self._flush(layout)
+        for name in self._loose:
+            self._flush_loose(name)
         if len(self._parts) * len(self._lines) > MAX_CELLS:
             raise TraceError(
                 f"{len(self._lines):,} rows of {len(self._parts):,} keys", expected=f"at most {MAX_CELLS:,} cells"
@@ -139,6 +149,21 @@ class RowStore:
         lines = np.asarray(self._lines, np.int64)
         origins, files = (_spread(changes, len(lines)) for changes in (self._origins, self._files))
         return Rows(columns, lines, origins, tuple(self._names) or ("",), files)
+
+    def _apart(self, row: int, cells: dict[str, Any]) -> None:
+        for name, cell in cells.items():
+            at, values = self._loose.setdefault(name, ([], []))
+            at.append(row)
+            values.append(cell)
+            if len(at) >= BLOCK:
+                self._flush_loose(name)
+
+    def _flush_loose(self, name: str) -> None:
+        numbers, values = self._loose[name]
+        if numbers:
+            at = np.asarray(numbers, np.int64)
+            self._parts[name].append((at, *_converted(values, at, self._texts[name])))
+            self._loose[name] = ([], [])
 
     def _register(self, keys: Sequence[str], line: int) -> None:
         for name in keys:

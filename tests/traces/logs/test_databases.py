@@ -57,12 +57,14 @@ def test_trackio(tmp_path: Path) -> None:
         (2, "one", 2, b'{"actor/grad_norm": "NaN"}'),
         (3, "two", 1, b'{"actor/grad_norm": "Infinity"}'),
         (4, "two", 2, b"{broken"),
+        (5, "two", 3, None),
+        (6, "two", 4, 0.5),
     ]
     one, two = read(_base(tmp_path / "x.db", TRACKIO, rows=rows, into="metrics"))
     assert one.status["grad_norm"].tolist() == ["measured", "nan text"]
     assert one.original["nested/a"].tolist()[0] == 1
     assert two.trace.values("grad_norm").tolist() == [math.inf]
-    assert [str(skipped) for skipped in two.info.skipped] == ["1 line (4): no JSON object"]
+    assert [str(skipped) for skipped in two.info.skipped] == ["3 lines (4, 5, 6): no JSON object"]
 
 
 def test_other_databases_are_refused(tmp_path: Path) -> None:

@@ -162,6 +162,13 @@ def test_headers_give_the_step_and_dicts_may_span_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("mark", ["'", '"'])
+def test_roll_console(tmp_path: Path, mark: str) -> None:
+    text = "INFO [x.py (9)] metrics_tag: {'step': 3, 'metrics': {'actor/total_loss': 0.5, 'system/x@sum': NaN}}\n"
+    rows, _ = _rows(tmp_path, text.replace("'", mark))
+    assert rows == [{"step": 3.0, "actor/total_loss": 0.5, "system/x@sum": "nan"}]
+
+
 def test_configurations_are_no_metrics(tmp_path: Path) -> None:
     text = (
         "{'actor': {'clip_ratio': 0.2,\n           'optim': {'lr': 1e-06},\n           'x': {'loss': 1}},\n"
@@ -227,6 +234,17 @@ def test_many_layouts_are_refused(tmp_path: Path) -> None:
     text = "".join(json.dumps({f"key{n}-{m}": n for m in range(300)}) + "\n" for n in range(70))
     with pytest.raises(TraceError, match="over 20,000 different keys"):
         _rows(tmp_path, text)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 20, 1 << 18])
+def test_chunks_do_not_matter(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeproxy.traces.logs.lines._CHUNK", chunk)
+    text = "dull\nmore of it\n 3/9 [00:01]\rdull\n{'loss': 0.5}\r\nstep:1 - a:0.5 - b:1\nKilled"
+    rows, sink = _rows(tmp_path, text)
+    assert rows == [{"loss": 0.5}, {"step": 1.0, "a": 0.5, "b": 1.0}]
+    assert [(finding.kind, finding.line) for finding in sink.findings] == [("killed", 6)]
+    assert sink.progress is not None
+    assert (sink.progress.text, sink.progress.line, sink.lines) == ("3/9", 3, 6)
 
 
 def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
