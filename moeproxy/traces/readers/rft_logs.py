@@ -44,7 +44,7 @@ def read_folder(folder: Path, row: Mapping[str, str]) -> LogTrace:
 def as_log(run: RftRun, folder: Path) -> LogTrace:
     """Return a run as a log: trace, states of its cells, and every column as it was written."""
     values, lines = run.steps.values, run.steps.lines
-    states = {str(name): _states(values[name], run.steps.kinds[name]) for name in values}
+    states = {str(name): _states(values.loc[:, name], run.steps.kinds.loc[:, name]) for name in values}
     rows = pd.RangeIndex(len(values), name="row")
     original = values.set_axis(rows)
     original_status = pd.DataFrame({name: words(found) for name, found in states.items()}, index=rows)
