@@ -1,6 +1,7 @@
 """mlflow's file store: `<run>/meta.yaml` and `<run>/metrics/<key>` with lines "timestamp value step".
 
 A key with slashes is a path. Lines of two parts (mlflow before 1.0) have no step, those of five name a data set too.
+A store in an archive is not put together: unpack it first.
 """
 
 from __future__ import annotations

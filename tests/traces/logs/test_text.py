@@ -252,6 +252,9 @@ def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     whole, _ = _rows(tmp_path, text)
     monkeypatch.setattr("moeproxy.traces.logs.rows.BLOCK", 4)
     assert _rows(tmp_path, text)[0] == whole
+    # Nor does it matter from when on rows of ever new keys are taken apart.
+    monkeypatch.setattr("moeproxy.traces.logs.rows.MAX_LAYOUTS", 1)
+    assert _rows(tmp_path, text)[0] == whole
     assert whole[4] == {"step": 4.0, "a": 1.0}
     assert not math.isnan(whole[3]["b"])
 
