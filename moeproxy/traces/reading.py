@@ -8,15 +8,18 @@ from pathlib import Path
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.keys import FRAMEWORKS
+from moeproxy.traces.logs import filestore
 from moeproxy.traces.logs.assemble import Wishes, assembled
 from moeproxy.traces.logs.dispatch import fill, kind_of
 from moeproxy.traces.logs.opening import Limits, Source, sources
 from moeproxy.traces.logs.rows import RowStore
 from moeproxy.traces.logs.sink import Run, Sink
 from moeproxy.traces.logtrace import LogTrace
+from moeproxy.traces.readers import rft_logs
+from moeproxy.traces.readers.rft_faultbench import STEP_FILE, TRAJECTORY_FILE
 
 MAX_FILES = 20_000
-_OF_MODELS = frozenset(
+_NO_LOGS = frozenset(
     {
         "added_tokens.json",
         "config.json",
@@ -26,11 +29,15 @@ _OF_MODELS = frozenset(
         "tokenizer.json",
         "tokenizer_config.json",
         "vocab.json",
+        "debug-internal.log",
+        "swanlab-metadata.json",
+        "wandb-metadata.json",
+        "wandb-summary.json",
     }
 )
-"""Files of a checkpoint, which lie beside logs and are none."""
+"""Files of a checkpoint, and of trackers about themselves, which lie beside logs and are none."""
 _LOGLIKE = re.compile(
-    r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|db|sqlite|wandb|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
+    r"(?:\.(?:log|txt|out|err|stdout|stderr|json|jsonl|ndjson|csv|tsv|md|db|sqlite|wandb|swanlab|gz|zst|bz2|xz|zip|tar|tgz)(?:\.\d+)?$)"
     r"|tfevents|(?:^|[-_.])(?:log|stdout|stderr|nohup|slurm)(?:$|[-_.])",
     re.IGNORECASE,
 )
@@ -48,8 +55,8 @@ def read(
 
     Recognised are JSON lines, console output (JSON or Python dicts, verl's and Megatron's lines, with colours, process
     prefixes and progress bars), CSV (wandb exports too), trainer_state.json, Megatron's golden values, JSON lists,
-    TensorBoard event files, wandb's binary files, databases of mlflow and trackio, and gzip, zstd, bzip2, xz, tar and
-    zip archives of these.
+    TensorBoard event files, binary files of wandb and SwanLab, databases of mlflow and trackio, and gzip, zstd, bzip2,
+    xz, tar and zip archives of these; as directories, mlflow's file store and runs of RFT-FaultBench too.
 
     Args:
         path: a file, or a directory that is searched for logs.
@@ -78,8 +85,30 @@ def read(
     if not root.is_dir():
         found = [log for source in sources(root, limits) for log in _file(source, wishes, alone=True)]
         return tuple(_chosen(found, root))
-    found = [log for files in _groups(root) for log in _group(files, root, wishes, limits)]
+    found, taken = _stores(root, wishes)
+    found += [log for files in _groups(root, taken) for log in _group(files, root, wishes, limits)]
     return tuple(_chosen(found, root))
+
+
+def _stores(root: Path, wishes: Wishes) -> tuple[list[LogTrace], list[Path]]:
+    """Read the runs that are folders rather than files; return them and the folders whose files are done with."""
+    found, taken = [], []
+    for folder in filestore.runs_below(root):
+        sink = Sink()
+        taken.append(folder)
+        try:
+            name = filestore.read_run(folder, sink)
+            found += logs_of(name, sink, (str(folder / filestore.METRICS),), wishes)
+        except TraceError as error:
+            found.append(_unreadable(folder, error, wishes))
+    if wishes == Wishes():
+        for folder, row in rft_logs.folders_below(root).items():
+            taken += [file.parent for file in folder.rglob(STEP_FILE)]
+            try:
+                found.append(rft_logs.read_folder(folder, row))
+            except TraceError as error:
+                found.append(_unreadable(folder, error, wishes))
+    return found, taken
 
 
 def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
@@ -98,12 +127,14 @@ def logs_of(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> li
     return [log for run in runs for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)]
 
 
-def _groups(root: Path) -> Iterator[list[Path]]:
+def _groups(root: Path, taken: list[Path]) -> Iterator[list[Path]]:
     """Yield the files of a directory that may be logs; event files of one folder belong to one run."""
     found = []
     for file in sorted(root.rglob("*")):
-        hidden = file.name in _OF_MODELS or any(part.startswith(".") for part in file.relative_to(root).parts)
-        if not hidden and file.is_file() and not file.is_symlink() and _LOGLIKE.search(file.name):
+        hidden = file.name in _NO_LOGS or any(part.startswith(".") for part in file.relative_to(root).parts)
+        if hidden or not _LOGLIKE.search(file.name) or _is_done(file, taken):
+            continue
+        if file.is_file() and not file.is_symlink():
             found.append(file)
         if len(found) > MAX_FILES:
             raise TraceError(f"more than {MAX_FILES:,} files", where=root, expected="the directory of a run or a few")
@@ -111,6 +142,16 @@ def _groups(root: Path) -> Iterator[list[Path]]:
     folders = sorted({file.parent for file in events})
     yield from ([file for file in events if file.parent == folder] for folder in folders)
     yield from ([file] for file in found if "tfevents" not in file.name)
+
+
+def _is_done(file: Path, taken: list[Path]) -> bool:
+    """Whether a file belongs to a run that is read elsewhere: a folder of `_stores`, or SwanLab's copies of points."""
+    if file.name in (STEP_FILE, TRAJECTORY_FILE):
+        return file.parent in taken
+    if any(folder / filestore.METRICS in file.parents for folder in taken):
+        return True
+    points = file.parent.parent
+    return points.name == "logs" and file.parent.name.isdigit() and any(points.parent.glob("*.swanlab"))
 
 
 def _group(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
@@ -168,7 +209,7 @@ def _chosen(found: list[LogTrace], root: Path) -> list[LogTrace]:
 def stem(name: str) -> str:
     """Return the name of a run after its file: without folder, archive and the usual endings."""
     last = Path(name.rpartition("!")[2]).name
-    stem = re.sub(r"\.(?:db|sqlite|wandb|gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
+    stem = re.sub(r"\.(?:db|sqlite|wandb|swanlab|gz|zst|bz2|xz|tar|tgz|zip)$", "", last)
     return (
         stem if "tfevents" in stem else re.sub(r"\.(?:log|txt|out|json|jsonl|csv|tsv|md|wandb|db)$", "", stem) or last
     )

@@ -6,6 +6,7 @@ import pytest
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.keys import FRAMEWORKS, GENERIC, custom, recognised, scores
+from moeproxy.traces.keys.page import PAGE, page
 from moeproxy.traces.signals import LOG_SIGNALS, SIGNALS, signal_of
 
 ALL = (*FRAMEWORKS.values(), GENERIC)
@@ -48,6 +49,12 @@ def test_a_log_with_all_keys_and_marks_is_recognised(framework) -> None:
 )
 def test_recognised(columns: list[str], name: str) -> None:
     assert recognised(columns).name == name
+
+
+def test_the_page_of_signals_is_up_to_date() -> None:
+    said = "run python -m moeproxy.traces.keys.page"
+    assert PAGE.read_text(encoding="utf-8") == page(), said
+    assert "| verl | `training/rollout_probs_diff_mean` | of probabilities, not of log-probs" in page()
 
 
 def test_probabilities_never_become_log_probs() -> None:

@@ -63,6 +63,14 @@ def test_hidden_nan_of_transformers(tmp_path: Path) -> None:
     assert any("1 losses of 0" in note for note in log.info.notes)
 
 
+def test_a_loss_that_may_leave_out_steps_is_said(tmp_path: Path) -> None:
+    # Over several steps the Trainer takes the mean of the finite losses only: nothing is 0 then.
+    history = [{"step": n, "loss": 0.5, "grad_norm": norm, "epoch": 0.1} for n, norm in [(10, math.nan), (20, 1.0)]]
+    log = _read(tmp_path, json.dumps({"log_history": [*history, {"step": 20, "train_runtime": 1.0}]}), "state.json")
+    assert log.status["total_loss"].tolist() == ["measured", "measured"]
+    assert any("1 losses beside a gradient norm that is not finite may be means" in note for note in log.info.notes)
+
+
 def test_console_without_steps_is_numbered_and_says_so(tmp_path: Path) -> None:
     text = "{'loss': '2.5', 'grad_norm': '1', 'learning_rate': '5e-05', 'epoch': '0.5'}\n" * 2
     text = text + "{'train_runtime': '1', 'epoch': '1'}\n"
@@ -324,7 +332,7 @@ def test_directory(tmp_path: Path) -> None:
     ("data", "error"),
     [
         (b"SQLite format 3\0", "broken database"),
-        (b":SWL", "SwanLab"),
+        (b":SWL\xd6\xe1\x09", "SwanLab in version 9"),
         (b"\0\1\2" * 50, "binary data"),
         (b"PAR1", "Parquet"),
     ],

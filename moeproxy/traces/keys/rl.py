@@ -10,9 +10,13 @@ OPENRLHF = Framework(
         Key("policy_loss", "policy_loss"),
         Key("act_loss", "policy_loss"),
         Key("actor_grad_norm", "grad_norm"),
+        Key("grad_norm", "grad_norm", "of one micro-batch, as the progress bar shows it"),
         Key("actor_lr", "learning_rate"),
+        Key("act_lr", "learning_rate"),
         Key("reward", "reward_mean"),
         Key("critic_loss", "value_loss"),
+        Key("entropy_loss", "entropy"),
+        Key("ent_loss", "entropy", "of one micro-batch, as the progress bar shows it"),
         Key("kl", "kl", "the estimate that kl_estimator names, mean over sequences"),
         Key("ppo_kl", "kl_old", "k1 estimate"),
         Key("ppo_clip_ratio", "clip_fraction"),
@@ -25,6 +29,7 @@ OPENRLHF = Framework(
     steps=("train/global_step", "global_step", "step"),
     marks=("*actor_lr", "*actor_grad_norm", "*ppo_clip_ratio", "*vllm_kl", "*act_loss", "*dynamic_filtering_pass_rate"),
     prefixes=("", "train/"),
+    ordinal="act_loss",
 )
 
 SLIME = Framework(
@@ -75,8 +80,18 @@ NEMO = Framework(
         Key("probs_ratio_max", "is_ratio_max", "of current to old policy"),
         Key("avg_trajectory_age", "staleness"),
         Key("moe/load_balancing_loss", "aux_loss"),
+        Key("Loss", "total_loss", "as the console shows it, 4 decimals"),
+        Key("Policy Loss", "total_loss", "as the console shows it"),
+        Key("Critic Loss", "value_loss", "as the console shows it"),
+        Key("Avg Reward", "reward_mean", "as the console shows it, 4 decimals"),
+        Key("Avg Total Reward", "reward_mean", "as the console shows it, before dynamic sampling filters; 4 decimals"),
+        Key("Mean Generation Length", "response_length", "as the console shows it"),
+        Key("Generation KL Error", "logprob_diff_k3", "k3 estimate, mean over valid tokens; 4 decimals"),
+        Key("Avg Trajectory Age", "staleness", "as the console shows it, 2 decimals"),
+        Key("timing/Total step time", "seconds_per_step"),
     ),
     steps=("step",),
+    hints=("bullets",),
     marks=("*token_mult_prob_error", "*gen_kl_error", "*baseline_reward/*", "*probs_ratio*", "*approx_entropy"),
     prefixes=("train/", ""),
     infinite={"probs_ratio_min": -1.0, "probs_ratio_max": -1.0},
@@ -124,6 +139,7 @@ AREAL = Framework(
     ),
     steps=("step", "global_step"),
     marks=("ppo_actor/*", "version_stats/*"),
+    hints=("boxed table",),
 )
 
 ROLL = Framework(

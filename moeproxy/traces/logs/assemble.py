@@ -157,7 +157,7 @@ def _ticking(
     steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...], has: np.ndarray
 ) -> list[tuple[str, np.ndarray]]:
     """Return one group of rows when all clocks tick alike, else one for each clock."""
-    found = {int(clock): np.unique(steps[has & (clocks == clock)]) for clock in np.unique(clocks[has])}
+    found = {int(clock): joining.distinct(steps[has & (clocks == clock)]) for clock in joining.distinct(clocks[has])}
     if len(found) < 2 or _alike(list(found.values())):
         return [("", has)]
     return [(names[clock], (clocks == clock) | (clocks < 0)) for clock in found]
@@ -181,7 +181,7 @@ def _log(
     joined = joining.join(rows, steps, clocks, names, [item.column for item in chosen])
     states = {item.name: item.column.status.copy() for item in chosen}
     hidden = _hidden_nan(rows, framework, states)
-    index = np.unique(steps[joined.shown & _has(rows, [item.column for item in chosen])])
+    index = joining.distinct(steps[joined.shown & _has(rows, [item.column for item in chosen])])
     table = {item.key.signal: _signal(item, framework, states[item.name], joined, index) for item in chosen}
     # A key that has numbers only in rows without a step is no signal of this run.
     table = {name: cells for name, cells in table.items() if (cells[1] != Status.MISSING).any()}
@@ -216,12 +216,16 @@ def _signal(
     return values, status
 
 
-def _hidden_nan(rows: Rows, framework: Framework, states: dict[str, np.ndarray]) -> int:
-    """Mark losses that are 0 where the gradient norm of the same row is not finite; return how many."""
+def _hidden_nan(rows: Rows, framework: Framework, states: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Mark losses that are 0 where the gradient norm of the same row is not finite.
+
+    Returns:
+        How many there are, and how many other losses are finite beside such a norm.
+    """
     if framework.hides_nan is None:
-        return 0
+        return 0, 0
     losses, norms = (framework.names(name) for name in framework.hides_nan)
-    count = 0
+    count = doubtful = 0
     for loss, norm in zip(losses, norms, strict=True):
         if loss not in rows.columns or norm not in rows.columns or loss not in states:
             continue
@@ -233,13 +237,17 @@ def _hidden_nan(rows: Rows, framework: Framework, states: dict[str, np.ndarray])
         hidden = broken[mine.at] & (mine.values == 0)
         states[loss][hidden] = Status.FILTERED
         count += int(hidden.sum())
-    return count
+        doubtful += int((broken[mine.at] & np.isfinite(mine.values) & ~hidden).sum())
+    return count, doubtful
 
 
-def _notes(joined: Joined, hidden: int, steps: np.ndarray) -> Iterator[str]:
+def _notes(joined: Joined, hidden: tuple[int, int], steps: np.ndarray) -> Iterator[str]:
     yield from joined.notes
-    if hidden:
-        yield f"{hidden} losses of 0 beside a gradient norm that is not finite: the loss was not 0 (marked filtered)"
+    zeros, doubtful = hidden
+    if doubtful:
+        yield f"{doubtful} losses beside a gradient norm that is not finite may be means that leave out steps"
+    if zeros:
+        yield f"{zeros} losses of 0 beside a gradient norm that is not finite: the loss was not 0 (marked filtered)"
     if joined.duplicates:
         first = ", ".join(map(str, joined.duplicates[:SHOWN]))
         yield f"{len(joined.duplicates)} steps have two values of a signal ({first}); the later is shown, both are kept"
@@ -251,7 +259,7 @@ def _notes(joined: Joined, hidden: int, steps: np.ndarray) -> Iterator[str]:
 
 
 def _clock(joined: Joined, names: tuple[str, ...]) -> str:
-    used = np.unique(joined.clocks[joined.shown])
+    used = joining.distinct(joined.clocks[joined.shown])
     return ", ".join(names[number] for number in used)
 
 

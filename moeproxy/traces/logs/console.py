@@ -7,34 +7,17 @@ from typing import Any
 
 from moeproxy.traces.logs.cells import bare
 from moeproxy.traces.logs.literals import NotALiteral, dicts
+from moeproxy.traces.logs.printed import MAX_KEY, Printed
 from moeproxy.traces.logs.sink import Sink
 
-INTERESTING = re.compile(
-    rb"""\{\s*['"]|\bstep:\s*\d|iteration\s+\d+\s*/|Traceback|[Ee]rror|OOM|out of memory|Killed|SIG[A-Z]{3,}|NCCL"""
-    rb"""|[Ss]egmentation|\bStep \d+ \||==\d|version|\d+/\d+\s\[|core dumped|No space left""",
-)
-"""A line without any of these holds nothing that this reader takes; most lines of a long log are such."""
-
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
-MAX_KEY = 300
+MAX_HELD = 1 << 20  # characters of such a dict
 MAX_PARTS = 5000  # metrics on one line
-
-_WORDS = (b"{", b"step:", b"iteration", b"Traceback", b"rror", b" [", b"OOM", b"out of memory", b"Killed", b"SIG")
-_WORDS += (b"Step ", b"==", b"version", b"NCCL", b"egmentation", b"core dumped", b"No space left")
-
-
-def interesting(line: bytes) -> bool:
-    """Return whether a line is worth a look. A plain search for words is faster than the pattern."""
-    for word in _WORDS:
-        if word in line:
-            return INTERESTING.search(line) is not None
-    return False
-
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
 _RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
-_REPEATED = re.compile(r"\s*\[repeated \d+x across (?:the )?cluster\].*$")
+_REPEATED = re.compile(r"\[repeated \d+x across (?:the )?cluster\].*$")
 _QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
 _VERL = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
 _PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
@@ -63,15 +46,16 @@ class Console:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._pending: list[str] = []
-        self._start = 0
+        self._start = self._held = 0
         self._head = self._origin = ""
         self._open: dict[str, list[int]] = {}
         self._traceback: dict[str, int] = {}
+        self._printed = Printed(sink)
 
     @property
     def waits(self) -> bool:
         """Whether the next line must be shown, whatever it holds."""
-        return bool(self._pending or self._traceback or self._open)
+        return bool(self._pending or self._traceback or self._open or self._printed.waits)
 
     def line(self, text: str, number: int) -> None:
         """Take one line."""
@@ -82,6 +66,8 @@ class Console:
         self._note_failures(body, number, origin)
         for name, version in _VERSION.findall(body) if "==" in body or "version" in body else ():
             self._sink.versions.setdefault(name.lower().replace("_", "-"), version)
+        if self._printed.line(body, number, origin) and "{" not in body:
+            return
         match = _VERL.search(body)
         if match is not None:
             self._verl(match[1], number, origin)
@@ -113,7 +99,7 @@ class Console:
 
     def _verl(self, body: str, number: int, origin: str) -> None:
         cells: dict[str, Any] = {}
-        for part in _QUOTED.sub("", _REPEATED.sub("", body)).split(" - ", MAX_PARTS):
+        for part in _QUOTED.sub("", _REPEATED.sub("", body).rstrip()).split(" - ", MAX_PARTS):
             key, colon, value = part.rpartition(":")
             if not colon or len(key) > MAX_KEY or not key.strip():
                 self._sink.skip(number, "a part between dashes without a key")
@@ -151,7 +137,7 @@ class Console:
             head = _HEADER.search(body[:tail][-120:])
             if head is not None and _step_word(head[1]):
                 self._pending, self._start, self._head = [body[tail:]], number, body[:tail]
-                self._origin = origin
+                self._origin, self._held = origin, 0
                 return
             depth = body[tail:].count("{") - body[tail:].count("}")
             if depth > 0:
@@ -161,6 +147,8 @@ class Console:
                 self._sink.skip(number, "a dict that holds something else than plain values")
 
     def _dict(self, cells: dict[str, Any], before: str, number: int, origin: str) -> None:
+        if "step" in cells and isinstance(cells.get("metrics"), dict):  # ROLL: "metrics_tag: {step, metrics: {}}"
+            cells = {"step": cells["step"]} | cells["metrics"]
         if not cells or any(isinstance(value, dict) for value in cells.values()):
             return  # a configuration, not a row of metrics
         head = _HEADER.search(before[-120:])
@@ -174,13 +162,14 @@ class Console:
         if origin != self._origin:
             return False
         self._pending.append(body)
-        if body.rstrip().endswith("}"):
+        self._held += len(body)
+        if self._held <= MAX_HELD and body.rstrip().endswith("}"):
             found, unfinished = dicts("\n".join(self._pending))
             if found and not unfinished:
                 self._dict(found[0][1], self._head, self._start, origin)
                 self._pending = []
                 return True
-        if len(self._pending) > MAX_PENDING:
+        if len(self._pending) > MAX_PENDING or self._held > MAX_HELD:
             self._sink.skip(self._start, "a dict that does not end")
             self._pending = []
         return True

@@ -17,9 +17,13 @@ from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.text import take_object
 
+MAGIC = b"SQLite format 3\0"
 SECONDS = 600.0
 MAX_VALUE = 8 << 20
 """Bytes of one value in a database; larger ones are refused by SQLite."""
+
+MAX_HELD = 256 << 20
+"""Bytes of a database in an archive."""
 
 _MLFLOW = {"key", "value", "run_uuid", "step", "is_nan"}
 _TRACKIO = {"run_name", "step", "metrics"}
@@ -28,30 +32,58 @@ _TRACKIO = {"run_name", "step", "metrics"}
 def read_database(source: Source, sink: Sink) -> None:
     """Read a database into a sink, a run a run. "Lines" are rows of the table of metrics.
 
+    One in an archive is held in memory.
+
     Raises:
-        TraceError: it lies in an archive, is broken, or is none of mlflow or trackio.
+        TraceError: it is broken, too large for an archive, or none of mlflow or trackio.
     """
     path = Path(source.name)
-    if not path.is_file():
-        raise TraceError("a database in an archive", where=source.name, remedy="unpack it, and give its path")
     if path.with_name(f"{path.name}-wal").exists():
         sink.note(f"{path.name}-wal holds writes that are not in the database yet; they are not read")
     try:
-        with closing(_opened(path)) as base:
+        with closing(_opened(path) if _is_database(path) else _held(source)) as base:
+            _guard(base)
             _read(base, source.name, sink)
     except sqlite3.Error as error:
         raise TraceError(f"a broken database ({error})", where=source.name, remedy="copy it again") from error
 
 
+def _is_database(path: Path) -> bool:
+    """Whether the file on disk is the database itself; a compressed one has the same name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(MAGIC)) == MAGIC
+
+
 def _opened(path: Path) -> sqlite3.Connection:
     # immutable: no lock, no journal, nothing written beside somebody's database.
-    base = sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True)
+    return sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1", uri=True)
+
+
+def _held(source: Source) -> sqlite3.Connection:
+    data = bytearray(source.stream.read(MAX_HELD + 1))
+    if len(data) > MAX_HELD:
+        raise TraceError(
+            f"a database of more than {MAX_HELD >> 20} MiB in an archive",
+            where=source.name,
+            remedy="unpack it, and give its path",
+        )
+    # A database in write-ahead mode asks for a second file; these two bytes say so (sqlite.org/fileformat2.html).
+    if data[18:20] == b"\2\2":
+        data[18:20] = b"\1\1"
+    base = sqlite3.connect(":memory:")
+    base.deserialize(bytes(data))
+    return base
+
+
+def _guard(base: sqlite3.Connection) -> None:
+    """Bound what a hostile database can do."""
     base.text_factory = bytes
     base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
     end = time.monotonic() + SECONDS
     base.set_progress_handler(lambda: time.monotonic() > end, 100_000)
     base.execute("PRAGMA trusted_schema = OFF")
-    return base
 
 
 def _read(base: sqlite3.Connection, where: str, sink: Sink) -> None:
@@ -112,7 +144,8 @@ def _trackio(base: sqlite3.Connection, sink: Sink) -> None:
     query = "SELECT run_name, step, metrics FROM metrics ORDER BY rowid"
     for number, (run, step, metrics) in enumerate(base.execute(query), 1):
         sink.lines = number
-        take_object(metrics, number, sink, before={"step": step}, run=_text(run))
+        raw = metrics if isinstance(metrics, bytes | str) else b""
+        take_object(raw, number, sink, before={"step": step}, run=_text(run))
 
 
 def _text(value: Any) -> str:

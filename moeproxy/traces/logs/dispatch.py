@@ -7,11 +7,13 @@ import json
 import re
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.logs.console import INTERESTING
-from moeproxy.traces.logs.databases import read_database
+from moeproxy.traces.logs.databases import MAGIC, read_database
 from moeproxy.traces.logs.documents import is_document, read_document
+from moeproxy.traces.logs.looking import INTERESTING
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.swanlabfile import MARK as SWANLAB
+from moeproxy.traces.logs.swanlabfile import read_swanlab
 from moeproxy.traces.logs.tables import delimiter_of, read_csv
 from moeproxy.traces.logs.text import read_text
 from moeproxy.traces.logs.tfevents import is_events, read_events
@@ -19,7 +21,6 @@ from moeproxy.traces.logs.wandbfile import read_wandb
 
 _ALIEN = {
     b"PAR1": "a Parquet file; Trace.load or load_pack reads those of moeproxy",
-    b":SWL": "a binary log of SwanLab",
     b"\x7fELF": "a program",
     b"\x80\x04": "a pickle, which is never opened here",
 }
@@ -27,16 +28,18 @@ _OPENS = re.compile(r"\s*(?:\{\s*(?:[\"}]|\Z)|\[\s*(?:[{\[\]]|\Z))")
 
 
 def kind_of(source: Source) -> str:
-    """Return "events", "database", "wandb", "document", "csv:<delimiter>", "text", "alien:<what>" or "unknown"."""
+    """Return what a file is: "events", "document", "text", ..., "csv:<delimiter>", "alien:<what>" or "unknown"."""
     head = source.peek()
     if not head:
         return "text"
     if is_events(head):
         return "events"
-    if head.startswith(b"SQLite format 3\0"):
+    if head.startswith(MAGIC):
         return "database"
     if head.startswith(b":W&B"):
         return "wandb"
+    if head.startswith(SWANLAB):
+        return "swanlab"
     for mark, what in _ALIEN.items():
         if head.startswith(mark):
             return f"alien:{what}"
@@ -71,6 +74,8 @@ def fill(source: Source, kind: str, sink: Sink) -> None:
         read_database(source, sink)
     elif kind == "wandb":
         read_wandb(source, sink)
+    elif kind == "swanlab":
+        read_swanlab(source, sink)
     elif kind == "text":
         read_text(source, sink)
     else:

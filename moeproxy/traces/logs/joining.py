@@ -76,6 +76,12 @@ def steps_of(rows: Rows, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray, t
     return steps, clocks, names
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the different values in order, like `np.unique`, which is slow where they are sorted already."""
+    ordered = values if np.all(values[1:] >= values[:-1]) else np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if ordered.size else ordered
+
+
 def _whole(column: Column, n_rows: int) -> np.ndarray:
     found = np.full(n_rows, -1, np.int64)
     good = np.isin(column.status, _STEP_STATES)
@@ -125,7 +131,7 @@ def join(
     attempts = np.zeros(len(rows), np.int32)
     joined = Joined(steps, clocks, names, attempts, steps >= 0)
     masks = _masks(signals, len(rows))
-    for clock in np.unique(clocks[steps >= 0]):
+    for clock in distinct(clocks[steps >= 0]):
         at = np.flatnonzero((clocks == clock) & (steps >= 0))
         if np.all(np.diff(steps[at]) > 0):
             continue

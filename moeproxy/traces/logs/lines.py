@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from moeproxy.traces.logs.sink import Sink
 
@@ -17,34 +17,60 @@ _ENDS = re.compile(rb"\r\n|\n|\r")
 _BOMS = ((codecs.BOM_UTF8, ""), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 
 
-def lines(stream: io.BufferedIOBase, sink: Sink) -> Iterator[tuple[int, bytes]]:
+def lines(
+    stream: io.BufferedIOBase, sink: Sink, *, ahead: Callable[[bytes], None] | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes without the line end); a carriage return ends a line but does not count as one.
 
     Numbers are those an editor shows: they count line feeds. Progress bars put many pieces on one line.
+    `ahead` is called with the text that the next lines are parts of, before these come.
     """
-    number, rest, dropping = 1, b"", False
-    for chunk in _utf8(stream):
-        data = rest + chunk
-        # A carriage return at the end may be half of a line end.
-        tail = b"\r" if data.endswith(b"\r") else b""
-        pieces = data.removesuffix(tail).split(b"\n") if b"\n" in data else [data.removesuffix(tail)]
-        rest = pieces.pop() + tail
+    number, held, size, dropping, ended = 1, [], 0, False, True
+    half = b""  # a carriage return at the end of a chunk may be half of a line end
+    for new in _utf8(stream):
+        chunk = half + new
+        half = b"\r" if chunk.endswith(b"\r") else b""
+        chunk = chunk.removesuffix(half)
+        ended = chunk.endswith(b"\n") and not half
+        cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if not cut:
+            size += len(chunk)
+            held.append(chunk)
+            if size > MAX_LINE:
+                if not dropping:
+                    sink.skip(number, f"longer than {MAX_LINE >> 20} MiB")
+                held, size, dropping = [], 0, True
+            continue
+        data = b"".join([*held, chunk[:cut]])
+        held, size = [chunk[cut:]], len(chunk) - cut
+        if dropping:
+            data, number, dropping = *_after_end(data, number), False
+        if ahead is not None:
+            ahead(data)
+        pieces = data.split(b"\n")
+        last = pieces.pop()
         for piece in pieces:
-            if not dropping and piece:
-                if len(piece) <= MAX_LINE and b"\r" not in piece:
+            if len(piece) <= MAX_LINE and b"\r" not in piece:
+                if piece:
                     yield number, piece
-                else:
-                    yield from _parts(number, piece, sink)
-            dropping = False
+            else:
+                yield from parts(number, piece, sink)
             number += 1
-        if len(rest) > MAX_LINE:
-            if not dropping:
-                sink.skip(number, f"longer than {MAX_LINE >> 20} MiB")
-            rest, dropping = b"", True
+        if last:
+            yield from parts(number, last, sink)
+    rest = b"".join([*held, half])
     if rest and not dropping:
-        yield from _parts(number, rest, sink)
-        number += 1
-    sink.lines = number - 1
+        if ahead is not None:
+            ahead(rest)
+        yield from parts(number, rest, sink)
+    sink.lines = number - ended
+
+
+def _after_end(data: bytes, number: int) -> tuple[bytes, int]:
+    """Return what follows the first line end, and the number of its line; a "\\r" does not end the count."""
+    places = [place for place in (data.find(b"\n"), data.find(b"\r")) if place >= 0]
+    first = min(places)
+    return (data[first + 1 :], number + 1) if data[first : first + 1] == b"\n" else (data[first:], number)
 
 
 def text(line: bytes, number: int, sink: Sink) -> str:
@@ -56,7 +82,8 @@ def text(line: bytes, number: int, sink: Sink) -> str:
         return line.decode("utf-8", "replace")
 
 
-def _parts(number: int, piece: bytes, sink: Sink) -> Iterator[tuple[int, bytes]]:
+def parts(number: int, piece: bytes, sink: Sink) -> Iterator[tuple[int, bytes]]:
+    """Yield the pieces of one line that carriage returns part; a line too long is left out."""
     if len(piece) > MAX_LINE:
         sink.skip(number, f"longer than {MAX_LINE >> 20} MiB")
     elif b"\r" in piece:

@@ -15,6 +15,9 @@ from moeproxy.traces.logs.cells import EXACT, NUMERIC, Status, classify, states
 BLOCK = 4096
 """Rows of one layout that are turned into columns together."""
 
+MAX_LAYOUTS = 2000
+"""Layouts that are kept apart; rows of further ones are taken apart cell by cell."""
+
 MAX_KEYS = 20_000
 MAX_CELLS = 400_000_000
 
@@ -95,10 +98,16 @@ class RowStore:
 
     def __init__(self) -> None:
         self._layouts: dict[tuple[str, ...], _Layout] = {}
+        self._loose: dict[str, tuple[list[int], list[Any]]] = {}
         self._parts: dict[str, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
         self._texts: dict[str, dict[int, str]] = {}
-        self._lines, self._origins, self._files = array("q"), array("i"), array("i")
+        self._lines = array("q")
         self._names: dict[str, int] = {}
+        # Process and file change rarely: the rows where they do, with the number that holds from there on.
+        self._origins: list[tuple[int, int]] = []
+        self._files: list[tuple[int, int]] = []
+        self._origin: str | None = None
+        self._file = -1
         self.file = 0
 
     def __len__(self) -> int:
@@ -109,13 +118,20 @@ class RowStore:
         keys = tuple(cells)
         layout = self._layouts.get(keys)
         if layout is None:
-            layout = self._layouts[keys] = _Layout(keys)
             self._register(keys, line)
-        layout.numbers.append(len(self._lines))
-        layout.values.append(tuple(cells.values()))
+            if len(self._layouts) < MAX_LAYOUTS:
+                layout = self._layouts[keys] = _Layout(keys)
+        row = len(self._lines)
         self._lines.append(line)
-        self._origins.append(self._names.setdefault(origin, len(self._names)))
-        self._files.append(self.file)
+        if origin != self._origin or self.file != self._file:
+            self._origins.append((row, self._names.setdefault(origin, len(self._names))))
+            self._files.append((row, self.file))
+            self._origin, self._file = origin, self.file
+        if layout is None:
+            self._apart(row, cells)
+            return
+        layout.numbers.append(row)
+        layout.values.append(tuple(cells.values()))
         if len(layout.numbers) >= BLOCK:
             self._flush(layout)
 
@@ -123,16 +139,31 @@ class RowStore:
         """Return everything added so far."""
         for layout in self._layouts.values():
             self._flush(layout)
+        for name in self._loose:
+            self._flush_loose(name)
         if len(self._parts) * len(self._lines) > MAX_CELLS:
             raise TraceError(
                 f"{len(self._lines):,} rows of {len(self._parts):,} keys", expected=f"at most {MAX_CELLS:,} cells"
             )
         columns = {name: self._column(name) for name in self._parts}
-        lines, origins, files = (
-            np.asarray(values, kind)
-            for values, kind in ((self._lines, np.int64), (self._origins, np.int32), (self._files, np.int32))
-        )
+        lines = np.asarray(self._lines, np.int64)
+        origins, files = (_spread(changes, len(lines)) for changes in (self._origins, self._files))
         return Rows(columns, lines, origins, tuple(self._names) or ("",), files)
+
+    def _apart(self, row: int, cells: dict[str, Any]) -> None:
+        for name, cell in cells.items():
+            at, values = self._loose.setdefault(name, ([], []))
+            at.append(row)
+            values.append(cell)
+            if len(at) >= BLOCK:
+                self._flush_loose(name)
+
+    def _flush_loose(self, name: str) -> None:
+        numbers, values = self._loose[name]
+        if numbers:
+            at = np.asarray(numbers, np.int64)
+            self._parts[name].append((at, *_converted(values, at, self._texts[name])))
+            self._loose[name] = ([], [])
 
     def _register(self, keys: Sequence[str], line: int) -> None:
         for name in keys:
@@ -156,6 +187,12 @@ class RowStore:
         at, values, status = (np.concatenate(pieces) for pieces in zip(*parts, strict=True))
         order = np.argsort(at, kind="stable")
         return Column(at[order], values[order], status[order], self._texts[name])
+
+
+def _spread(changes: list[tuple[int, int]], n_rows: int) -> np.ndarray:
+    """Return for every row the number that holds from the last change on, int32 (n,)."""
+    starts = np.array([row for row, _ in changes] + [n_rows], np.int64)
+    return np.repeat(np.array([number for _, number in changes], np.int32), np.diff(starts))
 
 
 def _converted(cells: Sequence[Any], at: np.ndarray, texts: dict[int, str]) -> tuple[np.ndarray, np.ndarray]:

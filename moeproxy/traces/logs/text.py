@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from moeproxy.traces.logs.cells import Status
-from moeproxy.traces.logs.console import MAX_KEY, Console, interesting
+from moeproxy.traces.logs.console import MAX_KEY, Console
 from moeproxy.traces.logs.lines import lines, text
+from moeproxy.traces.logs.looking import BAR, LOOK, Looker, progress
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 
@@ -23,7 +24,7 @@ class TooDeep(ValueError):
 def read_text(source: Source, sink: Sink) -> None:
     """Read a text log into a sink."""
     reader = TextReader(sink)
-    for number, raw in lines(source.stream, sink):
+    for number, raw in lines(source.stream, sink, ahead=reader.ahead):
         reader.line(number, raw)
     sink.container = "JSON lines" if reader.n_json > reader.n_console else "console log"
 
@@ -32,16 +33,27 @@ class TextReader:
     """Takes the lines of a text log one after the other, each as JSON or as what a console shows."""
 
     def __init__(self, sink: Sink) -> None:
-        self._sink, self._console = sink, Console(sink)
+        self._sink, self._console, self._looker = sink, Console(sink), Looker()
         self.n_json = self.n_console = 0
+        self._waits = False  # of the console, which only its own lines change
+
+    def ahead(self, stretch: bytes) -> None:
+        """Take the text that the next lines are parts of; not needed, but it makes them quicker."""
+        self._looker.ahead(stretch)
 
     def line(self, number: int, raw: bytes) -> None:
         """Take one line."""
-        if raw[:1] == b"{" and not self._console.waits and _json(raw, number, self._sink):
+        if raw[:1] == b"{" and not self._waits and _json(raw, number, self._sink):
             self.n_json += 1
-        elif self._console.waits or interesting(raw):
+            return
+        kind = LOOK if self._waits else self._looker.kind(raw)
+        if kind == BAR:
+            self.n_console += 1
+            self._sink.find("progress", number, progress(raw))
+        elif kind == LOOK:
             self.n_console += 1
             self._console.line(text(raw, number, self._sink), number)
+            self._waits = self._console.waits
 
 
 def _json(raw: bytes, number: int, sink: Sink) -> bool:

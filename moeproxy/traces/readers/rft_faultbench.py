@@ -98,7 +98,7 @@ class RftRun:
     @property
     def extra_steps(self) -> pd.DataFrame:
         """The columns of the step file that are no canonical signal."""
-        return self.steps.values.drop(columns=[c for c in self.steps.values if _canonical(str(c)) is not None])
+        return self.steps.values.drop(columns=[c for c in self.steps.values if canonical(str(c)) is not None])
 
     def __repr__(self) -> str:
         responses = "no" if self.trajectories is None else str(len(self.trajectories.values))
@@ -165,7 +165,7 @@ def read_benchmark(
         raise TraceError(f"no {STEP_FILE} here", where=root, expected="folders of runs")
     rows = read_registries(Path(registries) if registries else root / "metadata" / "registries")
     runs = []
-    for folder in dict.fromkeys(_run_folder(file, rows) for file in found):
+    for folder in dict.fromkeys(run_folder(file, rows) for file in found):
         row = rows.get(folder.name)
         if row is None and unregistered == "healthy":
             row = {RUN_KEYS[0]: folder.name, "control_or_fault": "baseline"}
@@ -180,7 +180,7 @@ def _file(folder: Path, name: str) -> Path | None:
     return found[0] if found else None
 
 
-def _run_folder(file: Path, rows: Mapping[str, Any]) -> Path:
+def run_folder(file: Path, rows: Mapping[str, Any]) -> Path:
     """Return the folder that a registry names; without one, that above the file's, as in the archive."""
     near = (file.parent, file.parent.parent)
     return next((folder for folder in near if folder.name in rows), near[1])
@@ -230,14 +230,15 @@ def _one_of_keys() -> str:
     return f"one of {', '.join(STEP_KEYS)}"
 
 
-def _canonical(column: str) -> str | None:
+def canonical(column: str) -> str | None:
+    """Return the signal that a column of the step file stands for, None for most."""
     return STEP_ALIASES.get(column.removeprefix("metrics/").removeprefix("train/"))
 
 
 def _signals(steps: Table) -> tuple[pd.DataFrame, list[str]]:
     signals, notes = {}, []
     for column in map(str, steps.values):
-        name = _canonical(column)
+        name = canonical(column)
         if name is None:
             continue
         if name in signals:

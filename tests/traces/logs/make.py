@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from pathlib import Path
 
+from moeproxy.traces.logs.blocks import BLOCK
 from moeproxy.traces.logs.dispatch import fill, kind_of
 from moeproxy.traces.logs.opening import sources
 from moeproxy.traces.logs.sink import Sink
@@ -53,3 +55,22 @@ def events(*bodies: bytes) -> bytes:
     """Return an event file with its header."""
     version = field(1, 1, struct.pack("<d", 1.0)) + field(3, 2, b"brain.Event:2")
     return b"".join(map(record, (version, *bodies)))
+
+
+def blocks(header: bytes, *bodies: bytes) -> bytes:
+    """Return a file of LevelDB blocks, as wandb and SwanLab write it."""
+    out = bytearray(header)
+    for data in bodies:
+        first = True
+        while True:
+            room = BLOCK - len(out) % BLOCK
+            if room < 7:
+                out += b"\0" * room
+                room = BLOCK
+            piece, data = data[: room - 7], data[room - 7 :]
+            kind = (1 if not data else 2) if first else (4 if not data else 3)
+            out += struct.pack("<IHB", zlib.crc32(piece, zlib.crc32(bytes([kind]))), len(piece), kind) + piece
+            first = False
+            if not data:
+                break
+    return bytes(out)

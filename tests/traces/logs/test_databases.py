@@ -57,12 +57,14 @@ def test_trackio(tmp_path: Path) -> None:
         (2, "one", 2, b'{"actor/grad_norm": "NaN"}'),
         (3, "two", 1, b'{"actor/grad_norm": "Infinity"}'),
         (4, "two", 2, b"{broken"),
+        (5, "two", 3, None),
+        (6, "two", 4, 0.5),
     ]
     one, two = read(_base(tmp_path / "x.db", TRACKIO, rows=rows, into="metrics"))
     assert one.status["grad_norm"].tolist() == ["measured", "nan text"]
     assert one.original["nested/a"].tolist()[0] == 1
     assert two.trace.values("grad_norm").tolist() == [math.inf]
-    assert [str(skipped) for skipped in two.info.skipped] == ["1 line (4): no JSON object"]
+    assert [str(skipped) for skipped in two.info.skipped] == ["3 lines (4, 5, 6): no JSON object"]
 
 
 def test_other_databases_are_refused(tmp_path: Path) -> None:
@@ -76,10 +78,25 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.db").write_bytes(data[:60])
     with pytest.raises(TraceError, match="broken database"):
         read(tmp_path / "cut.db")
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_databases_in_archives(tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(1, "a", 1, '{"actor/lr": 0.5}'), (2, "a", 2, '{"actor/lr": 0.25}')]
+    file = _base(tmp_path / "x.db", f"PRAGMA journal_mode = {mode}", TRACKIO, rows=rows, into="metrics")
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        archive.write(file, "x.db")
-    with pytest.raises(TraceError, match="a database in an archive"):
+        archive.write(file, "in/x.db")
+        archive.writestr("in/broken.db", file.read_bytes()[:2000])
+    with pytest.raises(TraceError, match="broken database"):
         read(tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "y.zip", "w") as archive:
+        archive.write(file, "in/x.db")
+    (log,) = read(tmp_path / "y.zip")
+    assert log.trace.values("learning_rate").tolist() == [0.5, 0.25]
+    assert log.info.files[0].endswith("y.zip!in/x.db")
+    monkeypatch.setattr("moeproxy.traces.logs.databases.MAX_HELD", 1000)
+    with pytest.raises(TraceError, match="a database of more than 0 MiB in an archive"):
+        read(tmp_path / "y.zip")
 
 
 def test_reading_leaves_no_trace_beside_it(tmp_path: Path) -> None:

@@ -45,6 +45,38 @@ def test_long_lines_are_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert [str(skipped) for skipped in sink.skipped.values()] == ["2 lines (2, 4): longer than 2 MiB"]
 
 
+def test_a_long_line_of_short_pieces_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A progress bar of days: one line feed at its end, or none.
+    monkeypatch.setattr(module, "MAX_LINE", 1000)
+    monkeypatch.setattr(module, "_CHUNK", 64)
+    pieces = [b"%d/900" % number for number in range(900)]
+    found, sink = _lines(b"a\n" + b"\r".join(pieces) + b"\r\nb\n")
+    assert found == [(1, b"a"), *((2, piece) for piece in pieces), (3, b"b")]
+    assert (sink.lines, sink.skipped) == (3, {})
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64])
+def test_what_follows_a_long_piece_is_read(end: bytes, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LINE", 20)
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    found, sink = _lines(end.join([b"a", b"x" * 200, b"b", b"y" * 100]))
+    feeds = end.count(b"\n")
+    assert found == [(1, b"a"), (1 + 2 * feeds, b"b")]
+    assert [(skipped.lines, skipped.count) for skipped in sink.skipped.values()] == [([1 + feeds, 1 + 3 * feeds], 2)]
+    assert sink.lines == 1 + 3 * feeds
+
+
+def test_a_long_line_costs_no_more_than_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 1000)
+    looked = []
+    sink = Sink()
+    assert (
+        len(list(lines(io.BytesIO(b"x" * 300_000 + b"\nb\n"), sink, ahead=lambda text: looked.append(len(text))))) == 2
+    )
+    assert sum(looked) == 300_003
+
+
 def test_bytes_that_are_no_text() -> None:
     sink = Sink()
     assert text(b"a\xffb", 7, sink) == "a\ufffdb"

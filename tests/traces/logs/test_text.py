@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from moeproxy.traces.logs.cells import WORDS, Status
-from moeproxy.traces.logs.console import interesting
 from moeproxy.traces.logs.sink import Sink
 from tests.traces.logs.make import sink_of
 
@@ -163,6 +162,13 @@ def test_headers_give_the_step_and_dicts_may_span_lines(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("mark", ["'", '"'])
+def test_roll_console(tmp_path: Path, mark: str) -> None:
+    text = "INFO [x.py (9)] metrics_tag: {'step': 3, 'metrics': {'actor/total_loss': 0.5, 'system/x@sum': NaN}}\n"
+    rows, _ = _rows(tmp_path, text.replace("'", mark))
+    assert rows == [{"step": 3.0, "actor/total_loss": 0.5, "system/x@sum": "nan"}]
+
+
 def test_configurations_are_no_metrics(tmp_path: Path) -> None:
     text = (
         "{'actor': {'clip_ratio': 0.2,\n           'optim': {'lr': 1e-06},\n           'x': {'loss': 1}},\n"
@@ -230,40 +236,27 @@ def test_many_layouts_are_refused(tmp_path: Path) -> None:
         _rows(tmp_path, text)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 20, 1 << 18])
+def test_chunks_do_not_matter(tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeproxy.traces.logs.lines._CHUNK", chunk)
+    text = "dull\nmore of it\n 3/9 [00:01]\rdull\n{'loss': 0.5}\r\nstep:1 - a:0.5 - b:1\nKilled"
+    rows, sink = _rows(tmp_path, text)
+    assert rows == [{"loss": 0.5}, {"step": 1.0, "a": 0.5, "b": 1.0}]
+    assert [(finding.kind, finding.line) for finding in sink.findings] == [("killed", 6)]
+    assert sink.progress is not None
+    assert (sink.progress.text, sink.progress.line, sink.lines) == ("3/9", 3, 6)
+
+
 def test_blocks_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f'{{"step": {n}, "{"a" if n % 3 else "b"}": {n / 4}}}\n' for n in range(50))
     whole, _ = _rows(tmp_path, text)
     monkeypatch.setattr("moeproxy.traces.logs.rows.BLOCK", 4)
     assert _rows(tmp_path, text)[0] == whole
+    # Nor does it matter from when on rows of ever new keys are taken apart.
+    monkeypatch.setattr("moeproxy.traces.logs.rows.MAX_LAYOUTS", 1)
+    assert _rows(tmp_path, text)[0] == whole
     assert whole[4] == {"step": 4.0, "a": 1.0}
     assert not math.isnan(whole[3]["b"])
-
-
-def test_the_quick_look_misses_nothing() -> None:
-    lines = [
-        b"{ 'a': 1}",
-        b'{"a": 1}',
-        b"x step: 1 - ",
-        b"iteration  1/ 2 |",
-        b"Traceback",
-        b"KeyError",
-        b"error",
-        b"OOM",
-        b"Step 3 | Loss",
-        b"trl==1.16.0",
-        b"transformers version: 5",
-        b"out of memory",
-        b"Killed",
-        b"SIGTERM",
-        b"NCCL",
-        b"Segmentation",
-        b"segmentation",
-        b"1/2 [0",
-        b"core dumped",
-        b"No space left",
-    ]
-    assert all(map(interesting, lines))
-    assert not any(map(interesting, [b"", b"words [in] brackets", b"{ 1", b"a step: no"]))
 
 
 def test_prime_rl_console(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from hypothesis import strategies as st
 
 from moeproxy.errors import TraceError
 from moeproxy.traces import LogTrace, read
-from moeproxy.traces.logs.wandbfile import BLOCK
-from tests.traces.logs.make import field, varint
+from tests.traces.logs.make import blocks, field, varint
 
 
 def history(step: int, cells: dict[str, str], *, nested: bool = False) -> bytes:
@@ -26,22 +23,12 @@ def history(step: int, cells: dict[str, str], *, nested: bool = False) -> bytes:
 
 
 def wandb(*records: bytes) -> bytes:
-    out = bytearray(b":W&B\xe1\xbe\0")
-    for data in records:
-        first = True
-        while True:
-            room = BLOCK - len(out) % BLOCK
-            if room < 7:
-                out += b"\0" * room
-                room = BLOCK
-            piece, data = data[: room - 7], data[room - 7 :]
-            kind = (1 if not data else 2) if first else (4 if not data else 3)
-            check = zlib.crc32(piece, zlib.crc32(bytes([kind])))
-            out += struct.pack("<IHB", check, len(piece), kind) + piece
-            first = False
-            if not data:
-                break
-    return bytes(out)
+    return blocks(b":W&B\xe1\xbe\0", *records)
+
+
+def output(text: str, *, raw: bool = True, error: bool = False) -> bytes:
+    body = (b"" if error else field(1, 0, varint(1))) + (field(3, 2, text.encode()) if text else b"")
+    return field(13 if raw else 4, 2, body)
 
 
 def _read(folder: Path, data: bytes) -> LogTrace:
@@ -111,3 +98,45 @@ def test_damage_makes_no_numbers(tmp_path_factory, changes: list[tuple[int, int]
         data[place] = byte
     log = _read(tmp_path_factory.getbasetemp(), bytes(data[: max(7, len(data) - cut)]))
     assert set(log.original.get("actor/lr", [])) <= {0.5, 0.25}
+
+
+def test_console_output_gives_the_metrics_where_there_is_no_history(tmp_path: Path) -> None:
+    # Pieces end anywhere; the two streams do not mix; clients of 2024 store a line's end as a piece without text.
+    pieces = [
+        output("(T pid=1) step:1 - actor/grad_norm:0.5"),
+        output("Traceback (most recent call last):\n  File x\n", error=True),
+        output(" - actor/lr:1e-6\nstep:2 - actor/grad_norm:0.25 - actor/lr:1e-6"),
+        output("KeyError: 'reward'", error=True),
+        output(""),
+    ]
+    log = _read(tmp_path, wandb(RUN, *pieces, EXIT))
+    assert log.trace.values("grad_norm").tolist() == [0.5, 0.25]
+    assert log.places["line"].tolist() == [2, 4]
+    assert [str(finding) for finding in log.info.findings] == ["traceback on line 5: KeyError: 'reward'"]
+    assert any("metrics were read from the 5 lines of console output" in note for note in log.info.notes)
+
+
+def test_history_goes_before_console_output(tmp_path: Path) -> None:
+    said = output("step:1 - actor/grad_norm:9.0 - actor/lr:1e-6\nKilled\n 3/9 [00:01]\n", raw=False)
+    log = _read(tmp_path, wandb(history(1, {"actor/grad_norm": "0.5"}), said))
+    assert log.trace.values("grad_norm").tolist() == [0.5]
+    assert [finding.kind for finding in log.info.findings] == ["killed"]
+    assert log.info.progress is not None
+    assert log.info.progress.text == "3/9"
+    assert any("3 lines of console output in this file were searched for failures only" in n for n in log.info.notes)
+
+
+def test_console_output_without_metrics_says_how_the_run_died(tmp_path: Path) -> None:
+    log = _read(tmp_path, wandb(RUN, output("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n")))
+    assert "KeyError: 'a'" in log.contents
+    assert any("no metric stands in the 3 lines" in note for note in log.info.notes)
+
+
+def test_the_end_of_a_record_without_its_start_is_left_out(tmp_path: Path) -> None:
+    whole = wandb(history(0, {"actor/lr": "0.5", "x": '"' + "y" * 40_000 + '"'}), history(1, {"actor/lr": "0.25"}))
+    damaged = bytearray(whole)
+    damaged[2000] ^= 1
+    log = _read(tmp_path, bytes(damaged))
+    assert log.trace.values("learning_rate").tolist() == [0.25]
+    reasons = [skipped.reason.split(";")[0] for skipped in log.info.skipped]
+    assert reasons == ["a piece whose checksum is wrong", "the end of a record whose start is missing"]
