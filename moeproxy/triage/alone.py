@@ -33,7 +33,7 @@ LEAST = 3.0
 """Smallest threshold of a contrast, in standard errors."""
 
 LEARNS = ("kl", "kl_old", "total_loss", "loss_beside_policy")
-"""Signals that grow as long as a policy moves away from its start, how fast the learning rate and its schedule decide."""
+"""Signals that grow as long as a policy moves away from its start; the learning rate decides how fast."""
 
 PRIORS = "healthy.json"
 
