@@ -112,6 +112,8 @@ def test_a_benchmark_still_being_recorded_is_no_default(tmp_path: Path) -> None:
     assert not is_complete(tmp_path)
     registry(("original", "original", whole), ("cluster-16", "cluster", whole), ("random-16", "random", whole - 1))
     assert not is_complete(tmp_path)
+    registry(("original", "original", whole), ("cluster-16", "cluster", whole), ("random-16", "random", 0))
+    assert not is_complete(tmp_path), "only healthy runs of the control are there"
     registry(
         ("original", "original", whole),
         ("cluster-16", "cluster", whole),
