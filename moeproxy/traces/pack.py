@@ -92,7 +92,7 @@ def load_registry(folder: str | Path, *, failed: bool = False) -> pd.DataFrame:
         raise TraceError("no such file", where=path, expected="the registry of a folder of packs")
     text = ("fault", "family", "level", "key", "pack", "failed")
     table = pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False)
-    return table if failed else table[table["pack"] != ""]
+    return table if failed or "pack" not in table else table.loc[table["pack"] != "", :]
 
 
 def load_bench(

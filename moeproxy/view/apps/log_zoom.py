@@ -48,7 +48,8 @@ class ZoomFigure(LiveFigure):
             if not keep_zoom:
                 for axis in ("xaxis", "yaxis", *(f"yaxis{n}" for n in range(2, len(view.signals) + 1))):
                     figure.layout[axis].autorange = True
-        if self.widget.layout.height != tall:
+        drawn: Any = self.widget.layout
+        if drawn.height != tall:
             self._follow_cell()
 
     def _follow_cell(self) -> None:
