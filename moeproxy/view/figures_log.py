@@ -83,7 +83,7 @@ def layout_values(view: LogView) -> Properties:
     plot_px = n * _PANEL_PX + (n - 1) * _GAP_PX
     layout: Properties = {
         "height": plot_px + _TOP_PX + _BOTTOM_PX,
-        "title": {"text": title(view), "x": 0.01, "xanchor": "left", "y": 1 - 12 / (plot_px + 230), "yanchor": "top"},
+        "title": {"text": title(view), "x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}},
         "legend": {"orientation": "h", "x": 0, "y": 1 + 22 / plot_px, "yanchor": "bottom"},
         "legend2": {"orientation": "h", "x": 0, "y": -58 / plot_px, "yanchor": "top", "itemclick": False},
         "annotations": [],

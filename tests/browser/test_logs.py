@@ -83,7 +83,7 @@ def test_logs(lab: Lab, shots: Path) -> None:
     figure.scroll_into_view_if_needed()
     lab.page.screenshot(path=shots / "logs-long.png")
     _drag(lab, figure, 0.5, 0.53)
-    lab.page.wait_for_function(_FEWER, arg=1500)
+    lab.page.wait_for_function(_FEWER, arg=1900)
     part = figure.evaluate(_STEPS)
     assert len(part) > 20
     assert part == list(range(int(part[0]), int(part[-1]) + 1)), "every step of the part is there"
