@@ -207,8 +207,9 @@ class LogPanel:
         same = self._offered is not None and self._offered[0].path == self._has.path
         self._offered = offered
         kept = [name for name in self.signals.value if name in names] if same else []
-        self.signals.options = [(_option(log, name), name) for name in names]
-        self.signals.value = tuple(kept or (usual([log.trace]) if names else ()))
+        with self.signals.hold_sync():  # a page that has fewer options than numbers of chosen ones fails
+            self.signals.options = [(_option(log, name), name) for name in names]
+            self.signals.value = tuple(kept or (usual([log.trace]) if names else ()))
         self.mapping.offer(log, self._has.mapping, self._has.step)
         unmapped = not log.has_metrics and log.info.rows > 0
         self.map.value = (same and self.map.value) or log.info.framework == "unknown" or unmapped
