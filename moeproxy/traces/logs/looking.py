@@ -45,13 +45,17 @@ class Looker:
 
     def __init__(self) -> None:
         self._words = _WORDS
+        self._text: bytes | None = None
 
     def ahead(self, text: bytes) -> None:
-        """Take the text that the next lines are parts of."""
-        self._words = tuple(entry for entry in _WORDS if entry[0] in text)
+        """Take the text that the next lines are parts of. It is looked through when one of them is asked about."""
+        self._text = text
 
     def kind(self, line: bytes) -> int:
         """Return `NOTHING`, `LOOK`, or `BAR` for a progress bar with nothing else to it."""
+        if self._text is not None:
+            text, self._text = self._text, None
+            self._words = tuple(entry for entry in _WORDS if entry[0] in text)
         for word, pattern in self._words:
             if word in line and pattern.search(line) is not None:
                 if word is not _BAR:

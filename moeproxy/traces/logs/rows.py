@@ -12,7 +12,7 @@ import numpy as np
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.cells import EXACT, NUMERIC, Status, classify, states
 
-BLOCK = 4096
+BLOCK = 1024
 """Rows of one layout that are turned into columns together."""
 
 MAX_LAYOUTS = 2000
