@@ -5,13 +5,15 @@ Axes: R row, X signal, S step, T candidate onset.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from moeproxy.triage.course import JUMP, TRANSIENT, Course, course
+from moeproxy.triage.arrays import known_mean
+from moeproxy.triage.course import JUMP, TRANSIENT, course
+from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, unit_of
 from moeproxy.triage.reference import STRONGEST, Departures
 
@@ -70,8 +72,15 @@ class Alarm:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the alarm as JSON values, its sentence too."""
-        return {**self.__dict__, "sentence": self.sentence}
+        """Return the alarm as JSON values, its sentence too; null where a value is not finite."""
+        return plain({**self.__dict__, "sentence": self.sentence})
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Alarm:
+        """Return the alarm that `to_dict` wrote."""
+        fields = {name: value for name, value in stored.items() if name != "sentence"}
+        sizes = {name: number(fields[name], np.inf) for name in ("size", "excess")}
+        return Alarm(**{**fields, **sizes, **{name: number(fields[name]) for name in ("before", "after")}})
 
 
 def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
@@ -122,10 +131,8 @@ def _broken(table: Judged) -> list[Alarm]:
     for index, row in enumerate(table.rows):
         onset = lasting_break(table.broken_RS[index])
         if onset is not None:
-            before, steps = (
-                _mean(table, index, max(0, onset - BEFORE), onset),
-                int(table.broken_RS[index, onset:].sum()),
-            )
+            before = _mean(table, index, max(0, onset - BEFORE), onset)
+            steps = int(table.broken_RS[index, onset:].sum())
             step = int(table.steps_S[onset])
             alarms.append(Alarm(row, step, NOT_FINITE, np.inf, np.inf, before, np.nan, JUMP, None, steps))
     return alarms
@@ -139,7 +146,7 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Ala
     row = int(index_R[found.size_RT[index_R].max(1).argmax()])
     peak = int(found.size_RT[row].argmax())
     name, onset = found.rows[row], int(found.onset_T[place])
-    went: Course = course(found.residual_RS[row], onset)
+    went = course(found.residual_RS[row], onset)
     index, start = table.rows.index(name), int(np.searchsorted(table.steps_S, found.steps_S[onset]))
     end = found.steps_S[went.recovered] if went.recovered is not None and went.recovered < len(found.steps_S) else None
     return Alarm(
@@ -158,9 +165,7 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Ala
 
 
 def _mean(table: Judged, index: int, start: int, stop: int) -> float:
-    values_S = table.finite_RS[index, start:stop]
-    known_S = values_S[np.isfinite(values_S)]
-    return original_value(table.rows[index], float(known_S.mean())) if len(known_S) else float("nan")
+    return original_value(table.rows[index], float(known_mean(table.finite_RS[index, start:stop], axis=0)))
 
 
 def _listed(steps: Sequence[int]) -> str:

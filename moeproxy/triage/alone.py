@@ -20,10 +20,11 @@ import numpy as np
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
+from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import DRIFT, course
-from moeproxy.triage.departure import contrast, lone_spikes, step_noise, without_spikes
+from moeproxy.triage.departure import candidates, contrast, lone_spikes, step_noise, without_spikes
 from moeproxy.triage.judged import Judged, groups, signal_name
-from moeproxy.triage.reference import ALPHA, SIGNAL_QUANTILE, Departures, exceeded_by, strongest
+from moeproxy.triage.reference import ALPHA, SIGNAL_QUANTILE, Departures, exceeded_by, grouped, strongest
 
 EARLIEST = 10
 """First candidate onset, in steps: the beginning says how noisy a run is."""
@@ -111,19 +112,19 @@ class Priors:
         onset_T = _onsets(table)
         residual_RS, contrast_RT, sign_RT, spikes_RS = _measured(table, onset_T)
         members = groups(table.rows)
-        grouped_XT = np.stack([contrast_RT[index_R].max(0) for _, index_R in members])
+        grouped_XT = grouped(contrast_RT, members)
         threshold_X1 = np.array([self.contrast.get(name, self.other) for name, _ in members])[:, None]
         learns_X = np.array(
             [_only_learns(name, residual_RS[rows], contrast_RT[rows], onset_T) for name, rows in members]
         )
-        grouped_XT = np.where(learns_X[:, None], np.minimum(grouped_XT, threshold_X1), grouped_XT)
+        excess_XT = np.where(learns_X[:, None], np.minimum(grouped_XT, threshold_X1), grouped_XT) / threshold_X1
         return Departures(
             names=tuple(name for name, _ in members),
             rows=table.rows,
             steps_S=table.steps_S,
             onset_T=onset_T,
-            excess_XT=grouped_XT / threshold_X1,
-            contrast_XT=grouped_XT / threshold_X1,
+            excess_XT=excess_XT,
+            contrast_XT=excess_XT,
             size_RT=contrast_RT,
             sign_RT=sign_RT,
             residual_RS=residual_RS,
@@ -153,7 +154,7 @@ def _onsets(table: Judged) -> np.ndarray:
             expected=f"at least {FEWEST_STEPS} without healthy runs beside it",
             remedy="give healthy runs of the same settings, or a longer log",
         )
-    return np.arange(EARLIEST, n_steps - 2, max(1, n_steps // 1000))
+    return candidates(n_steps, EARLIEST)
 
 
 def _measured(table: Judged, onset_T: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -163,7 +164,7 @@ def _measured(table: Judged, onset_T: np.ndarray) -> tuple[np.ndarray, np.ndarra
     noise_R = step_noise(values_RS[:, :early], table.floor_R)
     spikes_RS = lone_spikes(values_RS, noise_R)
     left_RS = without_spikes(values_RS, spikes_RS)
-    start_R = _start(left_RS[:, :EARLIEST])
+    start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
     residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
     contrast_RT, sign_RT = contrast(residual_RS, onset_T, trend=True), _sign(residual_RS, onset_T)
     return residual_RS, contrast_RT, sign_RT, spikes_RS
@@ -175,11 +176,6 @@ def _only_learns(name: str, residual_RS: np.ndarray, contrast_RT: np.ndarray, on
         return False
     onset = int(onset_T[contrast_RT[0].argmax()])
     return course(residual_RS[0], onset).kind == DRIFT
-
-
-def _start(values_RS: np.ndarray) -> np.ndarray:
-    known_RS = np.isfinite(values_RS)
-    return np.where(known_RS, values_RS, 0).sum(1) / np.maximum(known_RS.sum(1), 1)
 
 
 def _sign(residual_RS: np.ndarray, onset_T: np.ndarray) -> np.ndarray:

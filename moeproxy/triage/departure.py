@@ -52,10 +52,10 @@ class _Sums:
         return (self.total[:, stop_T] - self.total[:, start_T]) / np.maximum(count_RT, 1), count_RT
 
 
-def candidates(n_steps: int) -> np.ndarray:
-    """Return the places (T,) of candidate onsets, as indices of steps; at most about a thousand."""
+def candidates(n_steps: int, first: int = LEAST_BEFORE) -> np.ndarray:
+    """Return the places (T,) of candidate onsets from `first` on, as indices of steps; at most about a thousand."""
     last = n_steps - LEAST_AFTER
-    return np.arange(LEAST_BEFORE, last + 1, max(1, n_steps // 1000))
+    return np.arange(first, last + 1, max(1, n_steps // 1000))
 
 
 def shifts(values_RS: np.ndarray, onset_T: np.ndarray, spans: Sequence[tuple[int, int]] = SPANS) -> np.ndarray:

@@ -19,8 +19,11 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import Alarm, alarms_of, notes_of
-from moeproxy.triage.alone import FEWEST_STEPS, Priors
+from moeproxy.triage.alone import FEWEST_STEPS as FEWEST_ALONE
+from moeproxy.triage.alone import Priors
+from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
+from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
 from moeproxy.triage.reference import Departures, Reference
 
 FORMAT, VERSION = "moeproxy.detection", 1
@@ -77,8 +80,8 @@ class Detection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the detection as JSON values."""
-        plain = {name: value for name, value in self.__dict__.items() if name != "alarms"}
-        return {"format": FORMAT, "version": VERSION, **plain, "alarms": [alarm.to_dict() for alarm in self.alarms]}
+        fields = {name: value for name, value in self.__dict__.items() if name != "alarms"}
+        return plain({"format": FORMAT, "version": VERSION, **fields, "alarms": [a.to_dict() for a in self.alarms]})
 
     def save(self, path: str | Path) -> Path:
         """Write the detection as JSON, atomically, and return the path."""
@@ -105,10 +108,10 @@ class Detection:
         if (stored["format"], stored["version"]) != (FORMAT, VERSION):
             raise ValueError(f"format {stored['format']!r}, version {stored['version']!r}")
         fields = {name: value for name, value in stored.items() if name not in ("format", "version", "alarms")}
-        alarms = tuple(
-            Alarm(**{name: value for name, value in alarm.items() if name != "sentence"}) for alarm in stored["alarms"]
-        )
-        return Detection(**{**fields, "alarms": alarms, **{n: tuple(fields[n]) for n in ("notes", "signals")}})
+        lists = {name: tuple(fields[name]) for name in ("notes", "signals")}
+        numbers = {name: number(fields[name]) for name in ("strength", "threshold")}
+        alarms = tuple(Alarm.from_dict(alarm) for alarm in stored["alarms"])
+        return Detection(**{**fields, **lists, **numbers, "alarms": alarms})
 
     def __repr__(self) -> str:
         where = f" from step {self.onset}, {len(self.alarms)} signals" if self.verdict == ALARM else ""
@@ -200,7 +203,7 @@ def _limits(trace: Trace, table: Judged, healthy: Sequence[Trace]) -> tuple[str,
     if not table.rows:
         logged = ", ".join(trace.signals[:5]) or "nothing"
         return (f"No signal that says how training goes is logged ({logged}).",)
-    needed, has = (10, "beside healthy runs") if healthy else (FEWEST_STEPS, "without healthy runs")
+    needed, has = (FEWEST_BESIDE, "beside healthy runs") if healthy else (FEWEST_ALONE, "without healthy runs")
     if len(table.steps_S) < needed:
         return (f"The run has {len(table.steps_S)} steps; {has} at least {needed} are needed.",)
     return ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.catalogue import Entry, load_catalogue
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, measure
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
+from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.learned import load_library
 from moeproxy.triage.library import Library
@@ -44,9 +45,8 @@ class Evidence:
 
     Args:
         signal, window: what changed, and when after the onset.
-        seen: change in the run, in units of what healthy runs reach (the tenfold is told as such; it is asinh-averaged
-            over recorded runs for `expected`).
-        expected: mean change in recorded runs of the cause.
+        seen: change in the run, in units of what healthy runs reach.
+        expected: change in recorded runs of the cause (the mean of its asinh, turned back).
     """
 
     signal: str
@@ -121,15 +121,15 @@ class Diagnosis:
         if self.unknown:
             nearest = f"; the nearest is {self.causes[0].fault}" if self.causes else ""
             return (*first, f"Unknown: it is like no recorded fault (distance {limit}){nearest}.")
-        told = (_told(rank, cause) for rank, cause in enumerate(self.causes, start=1))
+        told = (_told(place, cause) for place, cause in enumerate(self.causes, start=1))
         return (*first, "Likely causes; changes are in units of what healthy runs reach:", *told)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
         causes = [asdict(cause) for cause in self.causes]
-        plain = {name: value for name, value in self.__dict__.items() if name not in ("detection", "causes")}
-        stored = {"format": FORMAT, "version": VERSION, **plain, "causes": causes, "sentences": self.sentences}
-        return {**stored, "detection": self.detection.to_dict()}
+        fields = {name: value for name, value in self.__dict__.items() if name not in ("detection", "causes")}
+        stored = {"format": FORMAT, "version": VERSION, **fields, "causes": causes, "sentences": self.sentences}
+        return plain({**stored, "detection": self.detection.to_dict()})
 
     def save(self, path: str | Path) -> Path:
         """Write the diagnosis as JSON, atomically, and return the path."""
@@ -152,7 +152,8 @@ class Diagnosis:
             causes = tuple(_cause_of(cause) for cause in stored.pop("causes"))
             detection = Detection.from_dict(stored.pop("detection"))
             wrong = tuple(stored.pop("wrong_metrics"))
-            return Diagnosis(detection=detection, causes=causes, wrong_metrics=wrong, **stored)
+            numbers = {name: number(stored.pop(name)) for name in ("distance", "farthest")}
+            return Diagnosis(detection=detection, causes=causes, wrong_metrics=wrong, **numbers, **stored)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ComparisonError("no diagnosis", where=path, expected="a file written by Diagnosis.save") from error
 
@@ -213,8 +214,7 @@ def rank(
     first = causes[0]
     under = [one for one in causes[1:] if one.confidence < RIVAL * first.confidence and _covered(one, first)]
     beside = [one for one in causes[1:] if one not in under]
-    named = Cause(**{**first.__dict__, "consequences": tuple(one.fault for one in under)})
-    return (named, *beside)
+    return (replace(first, consequences=tuple(one.fault for one in under)), *beside)
 
 
 def _covered(one: Cause, first: Cause) -> bool:
@@ -273,8 +273,8 @@ def _strongest(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
     return tuple(sorted(evidence, key=lambda e: -max(abs(e.expected), abs(e.seen)))[:SHOWN])
 
 
-def _told(rank_: int, cause: Cause) -> str:
-    words = [f"{rank_}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}"]
+def _told(place: int, cause: Cause) -> str:
+    words = [f"{place}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}"]
     if cause.supports:
         words.append(f"for: {'; '.join(one.sentence for one in cause.supports[:3])}")
     if cause.contradicts:

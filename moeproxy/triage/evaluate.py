@@ -29,7 +29,7 @@ from moeproxy.triage.alone import Priors
 from moeproxy.triage.baselines import baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
 from moeproxy.triage.evaluate_page import page
-from moeproxy.triage.learn import Run, learn_alone, learn_beside, references, runs_of
+from moeproxy.triage.learn import Run, learn_alone, learn_beside, learn_priors, references, runs_of
 from moeproxy.triage.library import Library
 from moeproxy.triage.reference import Reference
 from moeproxy.triage.study_protocol import FAMILIES
@@ -177,19 +177,19 @@ def unknown_scores(library: Library, level: str) -> dict[str, float]:
     at = library.level_N == level
     unknown, related, either, false = [], [], [], []
     for fault in sorted(set(map(str, library.fault_N[at]))):
-        rest = library.only(library.fault_N != fault)
+        rest = library.only(library.fault_N != fault).calibrated()
         for place in np.flatnonzero(at & (library.fault_N == fault)):
             features_F = library.features_NF[place]
-            far = rest.per_feature(features_F) > library.farthest
+            far = rest.per_feature(features_F) > rest.farthest
             nearest = rest.nearest(features_F)
             kin = FAMILIES.get(nearest) == FAMILIES.get(fault)
             unknown.append(far)
             related.append(kin)
             either.append(far or kin)
     for seed in sorted(set(library.seed_N)):
-        rest = library.only(library.seed_N != seed)
+        rest = library.only(library.seed_N != seed).calibrated()
         for place in np.flatnonzero(at & (library.seed_N == seed)):
-            false.append(rest.per_feature(library.features_NF[place]) > library.farthest)
+            false.append(rest.per_feature(library.features_NF[place]) > rest.farthest)
     return {
         "unknown": float(np.mean(unknown)),
         "same_family": float(np.mean(related)),
@@ -205,7 +205,7 @@ def evaluate(runs: Sequence[Run]) -> dict[str, object]:
     for mode in (BESIDE, ALONE):
         table = pd.DataFrame([asdict(one) for one in judgements(runs, mode)])
         result["detection"] += _detection_rows(table, mode, levels)
-        library = learn_beside(runs) if mode == BESIDE else learn_alone(runs, _priors(runs))
+        library = learn_beside(runs) if mode == BESIDE else learn_alone(runs, learn_priors(runs))
         for level in levels:
             rows = diagnosis_scores(library, level)
             result["diagnosis"] += [{"mode": mode, "method": "this", **row} for row in rows]
@@ -214,12 +214,6 @@ def evaluate(runs: Sequence[Run]) -> dict[str, object]:
                 result["diagnosis"] += [{"mode": mode, **row} for row in baseline_classes(library, level, macro_f1)]
     result["detection"] += baseline_detectors(runs, levels)
     return result
-
-
-def _priors(runs: Sequence[Run]) -> Priors:
-    from moeproxy.triage.learn import learn_priors
-
-    return learn_priors(runs)
 
 
 def _detection_rows(table: Any, mode: str, levels: Sequence[str]) -> list[dict[str, object]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from moeproxy.triage.alarms import lasting_break
+from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.departure import LEAST_BEFORE, shifts
 from moeproxy.triage.judged import Judged, groups
 from moeproxy.triage.reference import Departures
@@ -111,7 +112,7 @@ def _breaks(broken_S: np.ndarray, start: int) -> bool:
 def _changes(found: Departures, onset_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return changes (W, X, T) in step noise, a signal's rows averaged, and whether they are known."""
     members = groups(found.rows)
-    mean_XS = np.stack([_mean(found.residual_RS[rows]) for _, rows in members])
+    mean_XS = np.stack([known_mean(found.residual_RS[rows], axis=0) for _, rows in members])
     shift_WVXT = shifts(np.clip(mean_XS, -1e4, 1e4), onset_T, SPANS)
     # Without a past to change from, the level against the healthy runs says the same.
     view = 1 if onset_T.min() >= LEAST_BEFORE - 1 else 0
@@ -122,10 +123,3 @@ def _changes(found: Departures, onset_T: np.ndarray) -> tuple[np.ndarray, np.nda
 
 def _steps_in(span: tuple[int, int], onset_T: np.ndarray, n_steps: int) -> np.ndarray:
     return np.minimum(onset_T + span[1], n_steps) - np.minimum(onset_T + span[0], n_steps)
-
-
-def _mean(values_RS: np.ndarray) -> np.ndarray:
-    """Return the mean over rows (S,), NaN where no row has a value."""
-    known_RS = np.isfinite(values_RS)
-    count_S = known_RS.sum(0)
-    return np.where(count_S > 0, np.where(known_RS, values_RS, 0).sum(0) / np.maximum(count_S, 1), np.nan)

@@ -12,6 +12,7 @@ import numpy as np
 
 from moeproxy.traces.signals import LOG_SIGNALS, SIGNALS, signal_of
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.arrays import finite
 from moeproxy.triage.response import LOG_FLOOR, columns_of, transform
 from moeproxy.triage.study_signals import DERIVED, STEP_SIGNALS, floors, logged, signal_table
 
@@ -58,7 +59,7 @@ class Judged:
     @cached_property
     def finite_RS(self) -> np.ndarray:
         """The values without those that were not finite."""
-        return np.where(np.isfinite(self.values_RS), self.values_RS, np.nan)
+        return finite(self.values_RS)
 
     @cached_property
     def broken_RS(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +103,9 @@ def _fit(members: Sequence[Run]) -> tuple[Reference, list[Departures]]:
     return Reference.of(tables, steps_S), [one.departures(table) for one, table in zip(others, tables, strict=True)]
 
 
-def _library(mode, runs: Sequence[Run], depart, healthy: Sequence[Departures]) -> Library:
+def _library(
+    mode: str, runs: Sequence[Run], depart: Callable[[Run], Departures], healthy: Sequence[Departures]
+) -> Library:
     broken = [run for run in runs if not run.info.healthy]
     if not broken:
         raise ComparisonError("no broken run to learn from", expected="recorded runs with faults")

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.fingerprint import SPANS, Units
 
 SHRINK, FLOOR = 0.3, 0.1
@@ -63,7 +64,7 @@ class Library:
     def mean_KF(self) -> np.ndarray:
         """Mean features of each kind; NaN where its runs do not have one."""
         place_N = self._kind_N
-        return np.stack([_mean(self.features_NF[place_N == k]) for k in range(len(self.kinds))])
+        return np.stack([known_mean(self.features_NF[place_N == k], axis=0) for k in range(len(self.kinds))])
 
     @cached_property
     def covariance_FF(self) -> np.ndarray:
@@ -169,10 +170,3 @@ def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -
         for one in choices
     ]
     return float(choices[int(np.argmin(losses))])
-
-
-def _mean(features_NF: np.ndarray) -> np.ndarray:
-    known_NF = np.isfinite(features_NF)
-    count_F = known_NF.sum(0)
-    total_F = np.where(known_NF, features_NF, 0).sum(0)
-    return np.where(count_F > 0, total_F / np.maximum(count_F, 1), np.nan)

@@ -19,7 +19,7 @@ EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
 
 
 @dataclass(frozen=True)
-class Judged:
+class LogVerdict:
     """One run of a log with its diagnosis, or why there is none.
 
     Args:
@@ -36,7 +36,7 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """ "healthy", "alarm" or "could not judge"."""
+        """One of the keys of `EXIT`."""
         return UNCLEAR if self.diagnosis is None else self.diagnosis.detection.verdict
 
     def text(self) -> str:
@@ -64,7 +64,7 @@ def traces_of(path: Path) -> list[tuple[str, Trace | LogTrace]]:
     return [(log.info.name, log) for log in read(path)]
 
 
-def judge_log(path: Path, healthy: Sequence[Path] = ()) -> list[Judged]:
+def judge_log(path: Path, healthy: Sequence[Path] = ()) -> list[LogVerdict]:
     """Judge every run of a log.
 
     Args:
@@ -78,15 +78,15 @@ def judge_log(path: Path, healthy: Sequence[Path] = ()) -> list[Judged]:
     return [_judge(name, run, good) for name, run in traces_of(path)]
 
 
-def exit_code(judged: Sequence[Judged]) -> int:
+def exit_code(judged: Sequence[LogVerdict]) -> int:
     """Return 1 when a run alarms, else 2 when one could not be judged, else 0."""
     codes = {EXIT[one.verdict] for one in judged}
     return 1 if 1 in codes else max(codes, default=2)
 
 
-def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace]) -> Judged:
+def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace]) -> LogVerdict:
     if isinstance(run, Trace):
-        return Judged(name, diagnose(run, healthy))
+        return LogVerdict(name, diagnose(run, healthy))
     if not run.has_metrics:
-        return Judged(name, None, run.contents)
-    return Judged(name, diagnose(run.trace, healthy), notes=run.info.notes)
+        return LogVerdict(name, None, run.contents)
+    return LogVerdict(name, diagnose(run.trace, healthy), notes=run.info.notes)

@@ -16,6 +16,7 @@ from scipy.stats import t as student_t
 
 from moeproxy.errors import ComparisonError
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.arrays import finite
 from moeproxy.triage.departure import (
     SPANS,
     candidates,
@@ -128,14 +129,14 @@ class Reference:
         if not rows:
             raise ComparisonError("no signal that all healthy runs log", expected="runs of one program")
         floor_R = tables[0].floor_R[[tables[0].rows.index(row) for row in rows]]
-        values_NRS = np.stack([_finite(table.at(rows, steps_S)) for table in tables])
+        values_NRS = np.stack([finite(table.at(rows, steps_S)) for table in tables])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a step that no run logged has no mean
             return _fit(values_NRS, rows, steps_S, floor_R)
 
     def departures(self, table: Judged) -> Departures:
         """Measure how far a run strays from these; rows that it does not log count as not moving."""
-        values_RS = _finite(table.at(self.rows, self.steps_S))
+        values_RS = finite(table.at(self.rows, self.steps_S))
         spikes_RS = lone_spikes(values_RS, self.noise_R)
         left_RS = without_spikes(values_RS, spikes_RS) - self.trend_RS
         shift_WVRT = shifts(left_RS, self.onset_T) / self.unit_WVRT
@@ -149,8 +150,8 @@ class Reference:
             rows=self.rows,
             steps_S=self.steps_S,
             onset_T=self.onset_T,
-            excess_XT=_grouped(size_KRT.max(0), members) / self.threshold_X[:, None],
-            contrast_XT=_grouped(contrast(residual_RS, self.onset_T), members) / self.contrast_X[:, None],
+            excess_XT=grouped(size_KRT.max(0), members) / self.threshold_X[:, None],
+            contrast_XT=grouped(contrast(residual_RS, self.onset_T), members) / self.contrast_X[:, None],
             size_RT=size_KRT.max(0),
             sign_RT=np.sign(np.take_along_axis(shift_KRT, best_RT, 0)[0]),
             residual_RS=residual_RS,
@@ -184,7 +185,7 @@ def _fit(values_NRS: np.ndarray, rows: tuple[str, ...], steps_S: np.ndarray, flo
     unit_WVRT = _unit(shift_NWVRT, noise_R, floor_R)
     size_NXT = _sizes(shift_NWVRT, noise_R, floor_R, members)
     contrast_NX = np.stack(
-        [_grouped(contrast(left_RS / noise_R[:, None], onset_T), members).max(1) for left_RS in left_NRS]
+        [grouped(contrast(left_RS / noise_R[:, None], onset_T), members).max(1) for left_RS in left_NRS]
     )
     strength_N, single_N = _honest(size_NXT)
     return Reference(
@@ -218,7 +219,7 @@ def _sizes(
     sizes = []
     for index, one in enumerate(shift_NWVRT):
         others_WVRT = _unit(np.delete(shift_NWVRT, index, axis=0), noise_R, floor_R)
-        sizes.append(_grouped((np.abs(one) / others_WVRT).max((0, 1)), members))
+        sizes.append(grouped((np.abs(one) / others_WVRT).max((0, 1)), members))
     return np.stack(sizes)
 
 
@@ -258,10 +259,6 @@ def exceeded_by(strength_N: np.ndarray, alpha: float, least: float = 1.0) -> flo
     return max(float(np.quantile(strength_N, 1 - alpha)), float(np.exp(logs_N.mean() + margin)), least)
 
 
-def _grouped(values_RT: np.ndarray, members: list[tuple[str, np.ndarray]]) -> np.ndarray:
+def grouped(values_RT: np.ndarray, members: list[tuple[str, np.ndarray]]) -> np.ndarray:
     """Return the largest value (X, T) over the rows of each signal."""
     return np.stack([values_RT[index_R].max(0) for _, index_R in members])
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), values, np.nan)

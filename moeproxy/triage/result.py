@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.triage.agreement import Interval
+from moeproxy.triage.jsonable import plain
 
 FORMAT = "moeproxy.comparison"
 VERSION = 1
@@ -191,7 +191,7 @@ class Comparison:
     def save(self, path: str | Path) -> Path:
         """Write the comparison as JSON, atomically, and return its path."""
         target = Path(path)
-        text = json.dumps({"format": FORMAT, "version": VERSION, **_plain(asdict(self))}, indent=1, default=str)
+        text = json.dumps({"format": FORMAT, "version": VERSION, **plain(asdict(self))}, indent=1, default=str)
         with atomic_file(target) as temporary:
             temporary.write_text(text, encoding="utf-8")
         return target
@@ -270,17 +270,6 @@ def _short_row(comparison: Comparison, result: ProxyResult) -> dict[str, object]
 
 def _columns(name: str, interval: Interval) -> dict[str, float]:
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-
-
-def _plain(value: Any) -> Any:
-    # JSON knows no NaN: null stands for "no value".
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _restored(data: dict[str, Any]) -> Comparison:

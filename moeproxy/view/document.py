@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from moeproxy.triage.jsonable import plain
+
 
 @dataclass(frozen=True)
 class Text:
@@ -100,19 +102,6 @@ def cell(value: object) -> str:
     if isinstance(value, float | np.floating):
         return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"
     return str(value)
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON knows it: no NaN (null instead), no NumPy numbers."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

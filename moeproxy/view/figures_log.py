@@ -79,11 +79,12 @@ def whole_figure(view: LogView) -> go.Figure:
 
 def layout_values(view: LogView) -> Properties:
     """Return the parts of the layout that depend on the view."""
-    n = max(len(view.signals), 1)
+    words, n = title(view), max(len(view.signals), 1)
+    above = 24 if "<br>" in words else 12  # plotly sets the first of two lines higher than a lone one
     plot_px = n * _PANEL_PX + (n - 1) * _GAP_PX
     layout: Properties = {
         "height": plot_px + _TOP_PX + _BOTTOM_PX,
-        "title": {"text": title(view), "x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 12}},
+        "title": {"text": words, "x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": above}},
         "legend": {"orientation": "h", "x": 0, "y": 1 + 22 / plot_px, "yanchor": "bottom"},
         "legend2": {"orientation": "h", "x": 0, "y": -58 / plot_px, "yanchor": "top", "itemclick": False},
         "annotations": [],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from moeproxy.triage.jsonable import plain
 from moeproxy.view.document import (
     Block,
     Document,
@@ -13,7 +14,6 @@ from moeproxy.view.document import (
     Table,
     Text,
     cell,
-    plain,
     records,
 )
 from moeproxy.view.style import data_table, describe

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,16 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     found = detect(broken, GOOD)
     assert Detection.load(found.save(tmp_path / "found.json")) == found
     assert "departs from step" in found._repr_html_()
+
+    def lasting(values_S: np.ndarray) -> np.ndarray:
+        values_S[30:] = np.nan
+        return values_S
+
+    for odd in (detect(_changed(0, "grad_norm", lasting), GOOD), detect(run("original", 0, n_steps=12), priors=PRIORS)):
+        path = odd.save(tmp_path / "odd.json")
+        json.loads(path.read_text(), parse_constant=pytest.fail)  # JSON knows no NaN and no infinity
+        assert repr(Detection.load(path).to_dict()) == repr(odd.to_dict())
+        assert [a.size for a in Detection.load(path).alarms] == [a.size for a in odd.alarms]
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ComparisonError, match="no detection"):
         Detection.load(tmp_path / "other.json")

@@ -16,8 +16,9 @@ import pytest
 from moeproxy.errors import MoeproxyError
 from moeproxy.files import provenance
 from moeproxy.triage.compare import compare_all
+from moeproxy.triage.jsonable import plain
 from moeproxy.view import render_html
-from moeproxy.view.document import cell, plain
+from moeproxy.view.document import cell
 from moeproxy.view.report import ReportInput, write_report
 from tests.triage.synthetic import CALIBRATION, SCORED
 from tests.view import shared
