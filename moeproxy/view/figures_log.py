@@ -28,6 +28,7 @@ _FEW = 60  # points of a line below which each has a marker
 _COLOURS, _DASHES = (ORIGINAL, PROXY), ("solid", "dot")
 _STRIP = 10  # number of the first axis that marks stand on, whose height is that of its panel and never zoomed
 _ASIDE = 0.07  # by which the second run's marks stand farther inside, so as not to hide the first one's
+_BAND = 0.16  # share of a panel above and below the data that marks have to themselves
 
 Properties = dict[str, Any]
 
@@ -243,7 +244,10 @@ def _panel(view: LogView, row: int, plot_px: int) -> Properties:
     name = view.signals[row] if row < len(view.signals) else ""
     kind = "log" if name and view.is_log(name) else "linear"
     unit = signal_of(name).unit if name else ""
-    axis = {"domain": domain, "visible": True, "type": kind, "title": {"text": unit}}
+    # A mark of the line's own colour upon the line would not be seen.
+    band = _BAND * (domain[1] - domain[0])
+    data = [domain[0] + band, domain[1] - band]
+    axis = {"domain": data, "visible": True, "type": kind, "title": {"text": unit}}
     return {_long(main): axis, _long(strip): {"domain": domain}}
 
 

@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 import pytest
 
 from moeproxy.errors import MoeproxyError, TraceError
-from moeproxy.view.figures_log import log_figure, values, whole_figure
+from moeproxy.view.figures_log import _ASIDE, log_figure, values, whole_figure
+from moeproxy.view.log_series import KINDS
 from moeproxy.view.log_view import LogView, log_view, usual
 from moeproxy.view.style import data_table, describe
 from tests.view.made_logs import jsonl, log_of, trace, verl
@@ -153,3 +154,14 @@ def test_two_runs_of_one_name_have_two_entries() -> None:
     figure = whole_figure(log_view([trace(kl=[1.0]), trace(kl=[2.0])]))
     first, second = _entries(figure, "legend")
     assert second == f"{first}, the other"
+
+
+def test_marks_have_room_of_their_own_and_never_stand_upon_the_line() -> None:
+    """Every kind of mark, of the first run and of the second one farther inside, lies outside the axis of the data."""
+    run = trace(kl=[0.5, math.nan, 0.25])
+    figure = whole_figure(log_view([run, run], ["kl"]))
+    low, high = figure.layout.yaxis10.domain
+    data = [(edge - low) / (high - low) for edge in figure.layout.yaxis.domain]
+    for kind in KINDS:
+        for place in (kind.height, kind.height + (_ASIDE if kind.height < 0.5 else -_ASIDE)):
+            assert place < data[0] or place > data[1], kind.name
