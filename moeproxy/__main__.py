@@ -150,13 +150,18 @@ def _add_triage(triage: argparse.ArgumentParser) -> None:
         help="logs of good runs of the same model and settings, six or more runs in all",
     )
     triage.add_argument("--json", action="store_true", help="for programs")
+    _add_mapping(triage)
 
 
 def _add_read(read: argparse.ArgumentParser) -> None:
     read.add_argument("path", type=_path, help="a log, an archive of logs, or a directory")
     read.add_argument("--to", choices=("parquet", "csv"), default=None, help="write the runs as such files")
     read.add_argument("--out", type=_path, default=Path("traces"), help="directory to write to (default: traces)")
-    read.add_argument(
+    _add_mapping(read)
+
+
+def _add_mapping(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--map",
         type=_pair,
         nargs="+",
@@ -164,8 +169,8 @@ def _add_read(read: argparse.ArgumentParser) -> None:
         metavar="KEY=SIGNAL",
         help="which signal a key of the log is, instead of the framework's own map",
     )
-    read.add_argument("--step", default=None, help="key that holds the step")
-    read.add_argument("--framework", default=None, help="who wrote the log (default: recognised by its keys)")
+    parser.add_argument("--step", default=None, help="key that holds the step")
+    parser.add_argument("--framework", default=None, help="who wrote the log (default: recognised by its keys)")
 
 
 def _pair(text: str) -> tuple[str, str]:

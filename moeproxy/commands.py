@@ -182,7 +182,8 @@ def triage(options: Namespace) -> tuple[str, int]:
     """Judge the runs of a log; return the verdicts and the exit code for scripts."""
     from moeproxy.triage.logs import exit_code, judge_log
 
-    judged = judge_log(options.log, options.healthy)
+    reading = {"mapping": dict(options.map) or None, "step": options.step, "framework": options.framework}
+    judged = judge_log(options.log, options.healthy, **reading)
     text = "\n".join(one.text() for one in judged)
     if options.json:
         text = json.dumps([one.to_dict() for one in judged], indent=2)

@@ -15,6 +15,9 @@ from moeproxy.traces.logs.joining import Resume
 from moeproxy.traces.logs.sink import Finding, Skipped
 from moeproxy.traces.trace import Trace
 
+_NAMED = 8
+"""Columns that are named where a log has no metric."""
+
 
 @dataclass(frozen=True)
 class LogInfo:
@@ -101,6 +104,10 @@ class LogTrace:
     def contents(self) -> str:
         """What the log contains, in words."""
         parts = [f"{self.info.lines} lines", f"{self.info.rows} rows"]
+        if self._trace is None and self.info.rows:
+            columns = [str(name) for name in self.original]
+            more = f" and {len(columns) - _NAMED} more" if len(columns) > _NAMED else ""
+            parts.append(f"columns {', '.join(columns[:_NAMED])}{more}")
         if self.info.progress is not None:
             parts.append(f"progress that ends at {self.info.progress.text}")
         parts += [str(finding) for finding in _last_of_each(self.info.findings)]
@@ -137,7 +144,10 @@ class LogTrace:
 
     def _remedy(self) -> str:
         if self.info.rows:
-            return "name the columns with a mapping: read(path, mapping={'their_key': 'signal'}, step='their_step')"
+            return (
+                "name the columns with a mapping: read(path, mapping={'their_key': 'signal'}, step='their_step'), "
+                "or --map and --step"
+            )
         return "look at the end of the log, or give the file that the run's logger wrote"
 
     def __repr__(self) -> str:

@@ -83,6 +83,9 @@ def read(
     if not root.exists():
         raise TraceError("no such file or directory", where=root, expected="a log or a directory of logs")
     if not root.is_dir():
+        if not root.is_file():
+            # A pipe or a device may have no end.
+            raise TraceError("neither a file nor a directory", where=root, expected="a log or a directory of logs")
         found = [log for source in sources(root, limits) for log in _file(source, wishes, alone=True)]
         return tuple(_chosen(found, root))
     found, taken = _stores(root, wishes)

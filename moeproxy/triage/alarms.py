@@ -13,6 +13,7 @@ import numpy as np
 
 from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import JUMP, TRANSIENT, course
+from moeproxy.triage.departure import MEMORY
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, unit_of
 from moeproxy.triage.reference import STRONGEST, Departures
@@ -24,6 +25,9 @@ BEFORE = 20
 LASTING = 3
 """Values that are not finite within `NEAR` steps: fewer are a note."""
 NEAR = 5
+
+SHOWN = 10
+"""Steps, at most, over which the sentence gives what was and what was to be expected."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,10 @@ class Alarm:
         size: largest shift, in healthy spreads (or, without healthy runs, in standard errors of the run's own noise);
             infinite where the values are not finite.
         excess: size over the threshold of this signal.
-        before, after: mean in the signal's own unit before the onset, and in the ten steps after it; NaN when unknown.
+        before: mean in the signal's own unit before the onset; NaN when unknown.
+        after, expected: means over the steps `shown` where the departure is largest: of the run, and what healthy runs
+            (or, alone, the run's own past) made to be expected there.
+        shown: first and last step of these.
         kind: "jump", "drift" or "transient".
         recovered: step from which a transient is back.
         steps: number of steps from the onset to the end, or to the recovery.
@@ -51,6 +58,8 @@ class Alarm:
     excess: float
     before: float
     after: float
+    expected: float
+    shown: tuple[int, int]
     kind: str
     recovered: int | None = None
     steps: int = 0
@@ -60,15 +69,16 @@ class Alarm:
     def sentence(self) -> str:
         """The alarm in plain words; every number stands in a field."""
         meaning = f"{self.signal}, {meaning_of(self.signal)},"
+        back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
         if self.direction == NOT_FINITE:
-            return f"{meaning} is not finite from step {self.onset} on ({self.steps} steps); it was {self.before:.3g}."
+            was = "" if np.isnan(self.before) else f"; it was {self.before:.3g}"
+            return f"{meaning} is not finite from step {self.onset} on (at {self.steps} steps){back}{was}."
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
-        back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
         return (
-            f"{meaning} {went} {self.direction} at step {self.onset}, from {self.before:.3g} "
-            f"to {self.after:.3g}{unit}: {self.size:.1f} {self.size_in}, "
-            f"{self.excess:.1f} times what healthy runs reach{back}."
+            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} over steps "
+            f"{self.shown[0]} to {self.shown[1]}, where {self.expected:.3g} was to be expected; {times(self.size)} "
+            f"{self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +90,13 @@ class Alarm:
         """Return the alarm that `to_dict` wrote."""
         fields = {name: value for name, value in stored.items() if name != "sentence"}
         sizes = {name: number(fields[name], np.inf) for name in ("size", "excess")}
-        return Alarm(**{**fields, **sizes, **{name: number(fields[name]) for name in ("before", "after")}})
+        means = {name: number(fields[name]) for name in ("before", "after", "expected")}
+        return Alarm(**{**fields, **sizes, **means, "shown": tuple(fields["shown"])})
+
+
+def times(value: float) -> str:
+    """Return a multiple in words: one decimal, or three digits when it is large."""
+    return f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
 
 
 def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
@@ -90,7 +106,7 @@ def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
     order = [int(x) for x in np.argsort(-excess_X)]
     loud = [x for x in order if excess_X[x] > found.single_threshold]
     # The run departs by several signals together though none of them does alone: these are the evidence.
-    chosen = loud or (order[:STRONGEST] if not broken else [])
+    chosen = loud or ([x for x in order[:STRONGEST] if excess_X[x] > 0] if not broken else [])
     members = dict(groups(found.rows))
     quiet = {alarm.signal.partition("/")[0] for alarm in broken}
     moved = [_alarm(table, found, x, members[found.names[x]]) for x in chosen if found.names[x] not in quiet]
@@ -113,17 +129,23 @@ def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tupl
     for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
         if broken_S.any() and row not in lasting:
             steps = [int(step) for step in table.steps_S[broken_S]]
-            notes.append(f"{row}: not finite at step {_listed(steps)}, finite again after it.")
+            notes.append(f"{row}: not finite at step {_listed(steps)}, finite between and after.")
     return tuple(notes)
 
 
 def lasting_break(broken_S: np.ndarray) -> int | None:
-    """Return the index of the first of several values close together that are not finite, None without such."""
+    """Return the index of the first of several values close together that are not finite, None without such.
+
+    At the end one is enough: nothing shows that the run recovered, and many a run dies of it.
+    """
     places = np.flatnonzero(broken_S)
     for first, last in zip(places, places[LASTING - 1 :], strict=False):
         if last - first < NEAR:
             return int(first)
-    return None
+    if not len(places) or places[-1] < len(broken_S) - 1:
+        return None
+    finite_places = np.flatnonzero(~broken_S)
+    return int(finite_places[-1]) + 1 if len(finite_places) else 0
 
 
 def _broken(table: Judged) -> list[Alarm]:
@@ -133,9 +155,21 @@ def _broken(table: Judged) -> list[Alarm]:
         if onset is not None:
             before = _mean(table, index, max(0, onset - BEFORE), onset)
             steps = int(table.broken_RS[index, onset:].sum())
-            step = int(table.steps_S[onset])
-            alarms.append(Alarm(row, step, NOT_FINITE, np.inf, np.inf, before, np.nan, JUMP, None, steps))
+            step, last = (int(table.steps_S[place]) for place in (onset, np.flatnonzero(table.broken_RS[index])[-1]))
+            again = _finite_again(table, index)
+            kind = JUMP if again is None else TRANSIENT
+            nan = float("nan")
+            alarms.append(
+                Alarm(row, step, NOT_FINITE, np.inf, np.inf, before, nan, nan, (step, last), kind, again, steps)
+            )
     return alarms
+
+
+def _finite_again(table: Judged, index: int) -> int | None:
+    """Return the step from which a signal is finite again to the end, for at least `LASTING` steps."""
+    last = int(np.flatnonzero(table.broken_RS[index])[-1])
+    after = np.flatnonzero(np.isfinite(table.values_RS[index, last + 1 :]))
+    return int(table.steps_S[last + 1 + after[0]]) if len(after) >= LASTING else None
 
 
 def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Alarm:
@@ -143,25 +177,43 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Ala
     place = int(found.contrast_XT[x].argmax())
     if found.contrast_XT[x, place] < 1:
         place = int(found.excess_XT[x].argmax())
+    onset = 0 if found.from_start and found.early_X[x] > 1 else int(found.onset_T[place])
     row = int(index_R[found.size_RT[index_R].max(1).argmax()])
-    peak = int(found.size_RT[row].argmax())
-    name, onset = found.rows[row], int(found.onset_T[place])
+    later = found.onset_T >= onset
+    peak = int(np.where(later, found.size_RT[row], -1.0).argmax())
+    name = found.rows[row]
+    after, expected, shown = _seen(found, row, peak, onset)
     went = course(found.residual_RS[row], onset)
     index, start = table.rows.index(name), int(np.searchsorted(table.steps_S, found.steps_S[onset]))
     end = found.steps_S[went.recovered] if went.recovered is not None and went.recovered < len(found.steps_S) else None
     return Alarm(
         signal=name,
         onset=int(found.steps_S[onset]),
-        direction="up" if found.sign_RT[row, peak] > 0 else "down",
+        direction="up" if after > expected else "down",
         size=float(found.size_RT[row, peak]),
         excess=float(found.excess_XT[x].max()),
         before=_mean(table, index, max(0, start - BEFORE), start),
-        after=_mean(table, index, start, start + 10),
+        after=original_value(name, after),
+        expected=original_value(name, expected),
+        shown=shown,
         kind=went.kind,
         recovered=None if end is None else int(end),
         steps=int((found.steps_S[-1] if end is None else end) - found.steps_S[onset]) + (end is None),
         size_in=found.size_in,
     )
+
+
+def _seen(found: Departures, row: int, peak: int, onset: int) -> tuple[float, float, tuple[int, int]]:
+    """Return mean and expected mean, transformed, where a row departs most, and the first and last step of it."""
+    start = int(found.onset_T[peak])
+    window = slice(start, min(start + SHOWN, len(found.steps_S)))
+    left_S = found.residual_RS[row] * found.noise_R[row]
+    own = left_S[max(0, onset - MEMORY) : onset]
+    base = float(known_mean(own, axis=0)) if found.change_RT[row, peak] and len(own) else 0.0
+    trend = float(known_mean(found.trend_RS[row, window], axis=0))
+    after = trend + float(known_mean(left_S[window], axis=0))
+    steps = found.steps_S[window]
+    return after, trend + (0.0 if np.isnan(base) else base), (int(steps[0]), int(steps[-1]))
 
 
 def _mean(table: Judged, index: int, start: int, stop: int) -> float:

@@ -21,10 +21,18 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
 from moeproxy.triage.arrays import known_mean
-from moeproxy.triage.course import DRIFT, course
-from moeproxy.triage.departure import candidates, contrast, lone_spikes, step_noise, without_spikes
-from moeproxy.triage.judged import Judged, groups, signal_name
-from moeproxy.triage.reference import ALPHA, SIGNAL_QUANTILE, Departures, exceeded_by, grouped, strongest
+from moeproxy.triage.course import JUMP, course
+from moeproxy.triage.departure import candidates, contrast, lone_spikes, shifts, step_noise, without_spikes
+from moeproxy.triage.judged import Judged, groups, original_value, signal_name
+from moeproxy.triage.reference import (
+    ALPHA,
+    SIGNAL_QUANTILE,
+    STRONGEST,
+    Departures,
+    exceeded_by,
+    grouped,
+    strongest,
+)
 
 EARLIEST = 10
 """First candidate onset, in steps: the beginning says how noisy a run is."""
@@ -33,8 +41,21 @@ FEWEST_STEPS = EARLIEST + 5
 LEAST = 3.0
 """Smallest threshold of a contrast, in standard errors."""
 
-LEARNS = ("kl", "kl_old", "total_loss", "loss_beside_policy")
-"""Signals that grow as long as a policy moves away from its start; the learning rate decides how fast."""
+LEARNS: Mapping[str, float] = dict.fromkeys(("kl", "kl_old", "total_loss", "loss_beside_policy"), 1.0)
+"""Signals that grow as long as a policy moves away from its start, and the size (nats) up to which that is learning."""
+
+STAYS = (
+    *("grad_norm", "grad_norm_router", "grad_norm_experts", "grad_norm_attention", "grad_norm_embeddings"),
+    *("update_norm", "entropy", "aux_loss", "logprob_diff_mean", "logprob_diff_max", "logprob_diff_k3"),
+    *("prob_pearson", "router_load_entropy", "router_max_violation", "router_agreement"),
+)
+"""Signals that learning moves little: whatever gets far from its beginning has departed, even slowly."""
+
+FAR = 4.0
+"""How many times as far as in any healthy run of the benchmark is too far."""
+
+SHOWN = 10
+"""Steps over which a level is averaged."""
 
 PRIORS = "healthy.json"
 
@@ -46,6 +67,7 @@ class Priors:
     Args:
         contrast: threshold of each signal's contrast.
         other: threshold of a signal that the benchmark does not log.
+        reach: how far signals that learning hardly moves get away from their beginning, on their transformed scale.
         run_threshold, single_threshold: see `moeproxy.triage.reference.Departures`.
         n_runs: healthy runs they come from.
         models: labels of these runs' models.
@@ -53,6 +75,7 @@ class Priors:
 
     contrast: Mapping[str, float]
     other: float
+    reach: Mapping[str, float]
     run_threshold: float
     single_threshold: float
     n_runs: int
@@ -82,11 +105,32 @@ class Priors:
         return Priors(
             contrast=known,
             other=float(np.quantile(list(known.values()), SIGNAL_QUANTILE)),
+            reach=_largest_of([_reached(table) for table in tables]),
             run_threshold=exceeded_by(np.array(strength), ALPHA),
             single_threshold=exceeded_by(np.array(single), ALPHA),
             n_runs=len(tables),
             models=tuple(dict.fromkeys(models)),
         )
+
+    def _far(self, table: Judged, seen: _Seen) -> np.ndarray:
+        """Return how far each row has gone (R, T), as an excess: at the limit it makes the run alarm by itself."""
+        limit_R = np.array([FAR * self.reach.get(signal_name(row), np.inf) for row in table.rows])
+        far_RT = np.maximum(_shift(seen, limit_R) / limit_R[:, None], _beyond(table, seen))
+        return far_RT * max(STRONGEST * self.run_threshold, self.single_threshold)
+
+    def _only_learns(self, table: Judged, seen: _Seen, rows_R: np.ndarray, name: str) -> bool:
+        """Whether a signal that any learning moves without end moved, but neither at once nor too far.
+
+        Alone, that cannot be called a fault. Of a signal that the benchmark does not log nobody knows how far is far.
+        """
+        if name in self.contrast and name not in LEARNS:
+            return False
+        row = int(rows_R[0])
+        last = known_mean(table.finite_RS[row, -SHOWN:], axis=0)
+        if np.isfinite(last) and abs(original_value(table.rows[row], float(last))) > LEARNS.get(name, np.inf):
+            return False
+        onset = int(seen.onset_T[seen.contrast_RT[row].argmax()])
+        return course(seen.residual_RS[row], onset).kind != JUMP
 
     def save(self, path: Path) -> Path:
         """Write the priors as JSON, atomically, and return the path."""
@@ -109,26 +153,27 @@ class Priors:
         Raises:
             ComparisonError: it is too short.
         """
-        onset_T = _onsets(table)
-        residual_RS, contrast_RT, sign_RT, spikes_RS = _measured(table, onset_T)
+        seen = _Seen.of(table)
         members = groups(table.rows)
-        grouped_XT = grouped(contrast_RT, members)
         threshold_X1 = np.array([self.contrast.get(name, self.other) for name, _ in members])[:, None]
-        learns_X = np.array(
-            [_only_learns(name, residual_RS[rows], contrast_RT[rows], onset_T) for name, rows in members]
-        )
-        excess_XT = np.where(learns_X[:, None], np.minimum(grouped_XT, threshold_X1), grouped_XT) / threshold_X1
+        excess_XT = grouped(seen.contrast_RT, members) / threshold_X1
+        learns_X1 = np.array([self._only_learns(table, seen, rows, name) for name, rows in members])[:, None]
+        far_XT = grouped(self._far(table, seen), members)
+        excess_XT = np.maximum(np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT), far_XT)
         return Departures(
             names=tuple(name for name, _ in members),
             rows=table.rows,
             steps_S=table.steps_S,
-            onset_T=onset_T,
+            onset_T=seen.onset_T,
             excess_XT=excess_XT,
             contrast_XT=excess_XT,
-            size_RT=contrast_RT,
-            sign_RT=sign_RT,
-            residual_RS=residual_RS,
-            spikes_RS=spikes_RS,
+            early_X=np.zeros(len(members)),
+            size_RT=np.maximum(seen.contrast_RT, seen.level_RT),
+            change_RT=np.ones(seen.contrast_RT.shape, bool),
+            trend_RS=np.broadcast_to(seen.start_R[:, None], seen.residual_RS.shape),
+            residual_RS=seen.residual_RS,
+            noise_R=seen.noise_R,
+            spikes_RS=seen.spikes_RS,
             run_threshold=self.run_threshold,
             single_threshold=self.single_threshold,
             size_in="standard errors of its own noise",
@@ -157,41 +202,86 @@ def _onsets(table: Judged) -> np.ndarray:
     return candidates(n_steps, EARLIEST)
 
 
-def _measured(table: Judged, onset_T: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return residuals in step noise (R, S), contrasts and their signs (R, T), and lone spikes (R, S)."""
-    values_RS = table.finite_RS
-    early = max(EARLIEST, len(table.steps_S) // 4)
-    noise_R = step_noise(values_RS[:, :early], table.floor_R)
-    spikes_RS = lone_spikes(values_RS, noise_R)
-    left_RS = without_spikes(values_RS, spikes_RS)
-    start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
-    residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
-    contrast_RT, sign_RT = contrast(residual_RS, onset_T, trend=True), _sign(residual_RS, onset_T)
-    return residual_RS, contrast_RT, sign_RT, spikes_RS
+@dataclass(frozen=True)
+class _Seen:
+    """A run against its own beginning: residuals in step noise (R, S), contrasts (R, T), lone spikes (R, S)."""
+
+    onset_T: np.ndarray
+    start_R: np.ndarray
+    noise_R: np.ndarray
+    residual_RS: np.ndarray
+    contrast_RT: np.ndarray
+    spikes_RS: np.ndarray
+
+    @property
+    def level_RT(self) -> np.ndarray:
+        """Distance (R, T) of ten steps from each candidate on from the beginning, in standard errors of their mean."""
+        return np.abs(shifts(self.residual_RS, self.onset_T, ((0, SHOWN),))[0, 0]) * np.sqrt(SHOWN)
+
+    @staticmethod
+    def of(table: Judged) -> _Seen:
+        onset_T, values_RS = _onsets(table), table.finite_RS
+        early = max(EARLIEST, len(table.steps_S) // 4)
+        floor_R = np.fmax(table.floor_R, _coarse(values_RS))
+        noise_R = step_noise(values_RS[:, :early], floor_R)
+        spikes_RS = lone_spikes(values_RS, noise_R)
+        left_RS = without_spikes(values_RS, spikes_RS)
+        start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
+        residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
+        contrast_RT = contrast(residual_RS, onset_T, trend=True)
+        return _Seen(onset_T, start_R, noise_R, residual_RS, contrast_RT, spikes_RS)
 
 
-def _only_learns(name: str, residual_RS: np.ndarray, contrast_RT: np.ndarray, onset_T: np.ndarray) -> bool:
-    """Whether a signal that any learning moves without end has but drifted: alone, that cannot be called a fault."""
-    if name not in LEARNS:
-        return False
-    onset = int(onset_T[contrast_RT[0].argmax()])
-    return course(residual_RS[0], onset).kind == DRIFT
+def _coarse(values_RS: np.ndarray) -> np.ndarray:
+    """Return the step (R,) to which a log rounded its values, 0 where it did not seem to.
 
-
-def _sign(residual_RS: np.ndarray, onset_T: np.ndarray) -> np.ndarray:
-    filled_RS = np.nan_to_num(residual_RS)
-    before_RT = np.stack([filled_RS[:, :onset].mean(1) for onset in onset_T], axis=1)
-    after_RT = np.stack([filled_RS[:, onset : onset + 10].mean(1) for onset in onset_T], axis=1)
-    return np.sign(after_RT - before_RT)
+    A loss printed with four decimals is 0.0000 for many steps; its noise is not zero but less than it shows.
+    """
+    found = np.zeros(len(values_RS))
+    for row, values_S in enumerate(values_RS):
+        values = np.unique(values_S[np.isfinite(values_S)])
+        if 2 <= len(values) < np.isfinite(values_S).sum() / 2:
+            found[row] = np.diff(values).min()
+    return found
 
 
 def _largest(table: Judged) -> dict[str, float]:
     """Return the largest contrast of each signal in a run."""
-    contrast_RT = _measured(table, _onsets(table))[1]
-    found: dict[str, float] = {}
-    for row, value in zip(table.rows, contrast_RT.max(1), strict=True):
-        found[signal_name(row)] = max(found.get(signal_name(row), 0.0), float(value))
-    return found
+    contrast_RT = _Seen.of(table).contrast_RT
+    return {name: float(contrast_RT[rows].max()) for name, rows in groups(table.rows)}
+
+
+def _reached(table: Judged) -> dict[str, float]:
+    """Return how far each signal that learning does not move gets away from its beginning, transformed."""
+    seen = _Seen.of(table)
+    shift_RT = _shift(seen, np.full(len(table.rows), np.inf))
+    return {name: float(shift_RT[rows].max()) for name, rows in groups(table.rows) if name in STAYS}
+
+
+def _beyond(table: Judged, seen: _Seen) -> np.ndarray:
+    """Return the size (R, T) of what learning moves over the size up to which that is learning, 0 below and of others.
+
+    A run that begins with a large value may go FAR times as far.
+    """
+    level_RT = shifts(table.finite_RS, seen.onset_T, ((0, SHOWN),))[0, 0]
+    found_RT = np.zeros(level_RT.shape)
+    for index, row in enumerate(table.rows):
+        if signal_name(row) in LEARNS:
+            limit = max(LEARNS[signal_name(row)], FAR * abs(original_value(row, float(seen.start_R[index]))))
+            size_T = np.array([abs(original_value(row, float(value))) for value in level_RT[index]])
+            found_RT[index] = np.where(size_T > limit, size_T / limit, 0)
+    return found_RT
+
+
+def _shift(seen: _Seen, limit_R: np.ndarray) -> np.ndarray:
+    """Return how far the mean over ten steps from each candidate on lies from the beginning (R, T), transformed.
+
+    Single values count no more than twice the limit: a gradient norm of zero, where all answers of a step were alike,
+    is far off on a logarithmic scale.
+    """
+    most_R1 = 2 * limit_R[:, None]
+    left_RS = np.clip(seen.residual_RS * seen.noise_R[:, None], -most_R1, most_R1)
+    return np.abs(shifts(left_RS, seen.onset_T, ((0, SHOWN),))[0, 0])
 
 
 def _thresholds(largest: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
@@ -200,3 +290,8 @@ def _thresholds(largest: Sequence[Mapping[str, float]], names: Sequence[str]) ->
         values = [one[name] for one in largest if name in one]
         found[name] = max(float(np.quantile(values, SIGNAL_QUANTILE)), LEAST) if values else LEAST
     return found
+
+
+def _largest_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: max(one.get(name, 0.0) for one in found) for name in names}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from moeproxy.triage.arrays import finite
 from moeproxy.triage.learn import Run, references
 from moeproxy.triage.library import Library
 from moeproxy.triage.reference import ALPHA, exceeded_by
@@ -88,7 +89,8 @@ def _by_model(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _judged(runs: Sequence[Run], score: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[tuple[Run, bool]]:
     """Return whether each run alarms; a healthy run is judged by a fit without its fold."""
-    table = np.stack([_features(run) for run in runs])
+    rows, steps_S = tuple(dict.fromkeys(row for run in runs for row in run.table.rows)), runs[0].table.steps_S
+    table = np.stack([_features(run.table.at(rows, steps_S)) for run in runs])
     healthy_N = np.array([run.info.healthy for run in runs])
     fold_N = np.array([run.info.seed % 5 if run.info.healthy else -1 for run in runs])
     value_N = np.full(len(runs), np.nan)
@@ -105,13 +107,12 @@ def _judged(runs: Sequence[Run], score: Callable[[np.ndarray, np.ndarray], np.nd
     return alarms
 
 
-def _features(run: Run) -> np.ndarray:
-    """Return window statistics (F,): of every row the means of the thirds of the run and its largest jump."""
-    values_RS = np.nan_to_num(run.table.finite_RS)
-    thirds = [part.mean(1) for part in np.array_split(values_RS, 3, axis=1)]
-    jump_R = np.abs(np.diff(values_RS, axis=1)).max(1)
-    broken_R = run.table.broken_RS.mean(1)
-    return np.concatenate([*thirds, jump_R, broken_R])
+def _features(values_RS: np.ndarray) -> np.ndarray:
+    """Return window statistics (F,): of every row the means of the thirds of the run, its largest jump, and how much
+    of it is not finite."""
+    known_RS = np.nan_to_num(finite(values_RS))
+    thirds = [part.mean(1) for part in np.array_split(known_RS, 3, axis=1)]
+    return np.concatenate([*thirds, np.abs(np.diff(known_RS, axis=1)).max(1), np.isinf(values_RS).mean(1)])
 
 
 def _scaled(fit_NF: np.ndarray, test_NF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,14 +17,17 @@ import numpy as np
 
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
+from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.alarms import Alarm, alarms_of, notes_of
+from moeproxy.triage.alarms import Alarm, alarms_of, notes_of, times
 from moeproxy.triage.alone import FEWEST_STEPS as FEWEST_ALONE
 from moeproxy.triage.alone import Priors
+from moeproxy.triage.healthy import Healthy
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
+from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
-from moeproxy.triage.reference import Departures, Reference
+from moeproxy.triage.reference import Departures
 
 FORMAT, VERSION = "moeproxy.detection", 1
 HEALTHY, ALARM, UNCLEAR = "healthy", "alarm", "could not judge"
@@ -33,7 +36,10 @@ BESIDE, ALONE = "beside healthy runs", "alone"
 _LOUD, _SHARE = 100.0, 0.3
 """Of the alarms with this share of the largest excess the earliest may be the onset; beyond `_LOUD` all are alike."""
 
-_SETTINGS = ("learning_rate", "temperature", "prompts", "samples", "max_new_tokens", "environment")
+_BLIND = "Alone, a fault that acted from the beginning cannot be seen: it is what the run is compared with."
+
+Runs = Sequence[Trace | LogTrace]
+"""Runs, each a trace or read from a log."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,12 @@ class Detection:
     def _headline(self) -> str:
         if self.verdict == UNCLEAR:
             return "Could not judge."
-        judged = f"{len(self.signals)} signals over {self.n_steps} steps, judged {self.mode} ({self.n_healthy} healthy)"
-        level = f"strength {self.strength:.2f}, healthy runs stay below {self.threshold:.2f}"
+        by = f"{self.n_healthy} healthy runs" + (" of the benchmark" if self.mode == ALONE else "")
+        what = "1 signal" if len(self.signals) == 1 else f"{len(self.signals)} signals"
+        judged = f"{what} over {self.n_steps} steps, judged {self.mode}, by {by}"
+        level = f"strength {times(self.strength)}, healthy runs stay below {times(self.threshold)}"
+        if self.verdict == ALARM and not self.strength > self.threshold:
+            level = f"values are not finite ({level})"
         if self.verdict == HEALTHY:
             return f"No alarm: {judged}; {level}."
         return f"The run departs from step {self.onset} on: {judged}; {level}."
@@ -122,34 +132,46 @@ class Detection:
         return f"<p><b>{first}</b></p><ul>{''.join(f'<li>{sentence}</li>' for sentence in rest)}</ul>"
 
 
-def detect(trace: Trace, healthy: Sequence[Trace] = (), *, priors: Priors | None = None) -> Detection:
+def detect(run: Trace | LogTrace, healthy: Runs = (), *, priors: Priors | None = None) -> Detection:
     """Judge one run.
 
     Args:
-        trace: the run.
+        run: a trace, or a run read from a log.
         healthy: at least six good runs of the same model and settings; without any the run is judged alone.
         priors: what healthy runs do by themselves, for a run judged alone; by default what is shipped.
 
     Raises:
-        ComparisonError: fewer than six healthy runs, or none that log a signal of this run.
+        ComparisonError: fewer than six healthy runs that serve, or they share no step or signal with the run.
+        TraceError: a log holds no metric.
 
     Example:
         >>> detect(trace, healthy).onset
         20
     """
-    return measure(trace, Judged.of(trace), healthy, priors)[0]
+    trace = trace_of(run)
+    return measure(trace, Judged.of(trace), traces_of(healthy), priors)[0]
 
 
 def measure(
     trace: Trace, table: Judged, healthy: Sequence[Trace] = (), priors: Priors | None = None
 ) -> tuple[Detection, Departures | None]:
     """Judge one run, and return what was measured too, None where it could not be judged (see `detect`)."""
-    reasons = _limits(trace, table, healthy)
-    if reasons:
-        return _unclear(table, reasons, healthy), None
-    found, n_healthy = _measure(table, healthy, priors)
-    mode = BESIDE if healthy else ALONE
-    return judge(table, found, mode, n_healthy, _warnings(trace, table, found, healthy)), found
+    mode = BESIDE if len(healthy) else ALONE
+    if reasons := _limits(trace, table, mode):
+        return _unclear(table, reasons, mode, len(healthy)), None
+    if mode == ALONE:
+        known = priors or Priors.load()
+        found, warned, n_healthy = known.departures(table), (_BLIND,), known.n_runs
+    else:
+        good = Healthy.of(trace, table, healthy)
+        if len(good.steps_S) < FEWEST_BESIDE:
+            reason = f"The run shares {len(good.steps_S)} steps with the healthy runs; {FEWEST_BESIDE} are needed."
+            return _unclear(table, (reason,), mode, len(good.traces)), None
+        found, n_healthy = good.measure(table), len(good.traces)
+        warned = (*good.notes, *good.missing(table, found))
+    if table.sparse:
+        warned = (*warned, f"Not judged, since logged at less than half of the steps: {', '.join(table.sparse)}.")
+    return judge(table, found, mode, n_healthy, warned), found
 
 
 def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: tuple[str, ...] = ()) -> Detection:
@@ -184,53 +206,17 @@ def _onset(alarms: Sequence[Alarm], found: Departures, departs: bool) -> int:
     return min([most, *loud])
 
 
-def _measure(table: Judged, healthy: Sequence[Trace], priors: Priors | None) -> tuple[Departures, int]:
-    if not healthy:
-        known = priors or Priors.load()
-        return known.departures(table), known.n_runs
-    tables = [Judged.of(run) for run in healthy]
-    return Reference.of(tables, _shared_steps(table, tables)).departures(table), len(tables)
-
-
-def _shared_steps(table: Judged, tables: Sequence[Judged]) -> np.ndarray:
-    """Return the run's steps that at least half of the healthy runs have too."""
-    count_S = np.sum([np.isin(table.steps_S, one.steps_S) for one in tables], axis=0)
-    return table.steps_S[count_S >= len(tables) / 2]
-
-
-def _limits(trace: Trace, table: Judged, healthy: Sequence[Trace]) -> tuple[str, ...]:
+def _limits(trace: Trace, table: Judged, mode: str) -> tuple[str, ...]:
     """Return why a run cannot be judged; nothing when it can."""
     if not table.rows:
-        logged = ", ".join(trace.signals[:5]) or "nothing"
-        return (f"No signal that says how training goes is logged ({logged}).",)
-    needed, has = (FEWEST_BESIDE, "beside healthy runs") if healthy else (FEWEST_ALONE, "without healthy runs")
+        named = ", ".join(table.sparse or trace.signals[:5]) or "nothing"
+        return (f"No signal that says how training goes is logged at half of the steps ({named}).",)
+    needed = FEWEST_BESIDE if mode == BESIDE else FEWEST_ALONE
     if len(table.steps_S) < needed:
-        return (f"The run has {len(table.steps_S)} steps; {has} at least {needed} are needed.",)
+        return (f"The run has {len(table.steps_S)} steps with values; {mode} at least {needed} are needed.",)
     return ()
 
 
-def _unclear(table: Judged, reasons: tuple[str, ...], healthy: Sequence[Trace]) -> Detection:
-    mode = BESIDE if healthy else ALONE
+def _unclear(table: Judged, reasons: tuple[str, ...], mode: str, n_healthy: int) -> Detection:
     nothing = float("nan")
-    return Detection(
-        UNCLEAR, None, nothing, nothing, (), reasons, mode, len(healthy), len(table.steps_S), table.signals
-    )
-
-
-def _warnings(trace: Trace, table: Judged, found: Departures, healthy: Sequence[Trace]) -> tuple[str, ...]:
-    """Return what makes the verdict weaker than it looks."""
-    told = []
-    missing = [name for name in table.signals if name not in found.names]
-    if missing:
-        told.append(f"Not judged, since the healthy runs do not log it: {', '.join(missing)}.")
-    if len(found.steps_S) < len(table.steps_S):
-        told.append(f"Judged on {len(found.steps_S)} of {len(table.steps_S)} steps: the healthy runs have no others.")
-    mine = trace.provenance.config
-    for name in _SETTINGS:
-        theirs = {str(run.provenance.config.get(name)) for run in healthy if name in run.provenance.config}
-        if name in mine and theirs and str(mine[name]) not in theirs:
-            told.append(
-                f"The healthy runs have another {name} ({', '.join(sorted(theirs))}, here {mine[name]}): "
-                "what follows from that shows as a departure."
-            )
-    return tuple(told)
+    return Detection(UNCLEAR, None, nothing, nothing, (), reasons, mode, n_healthy, len(table.steps_S), table.signals)

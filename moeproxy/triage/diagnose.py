@@ -18,14 +18,16 @@ import numpy as np
 
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
+from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.catalogue import Entry, load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, measure
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, measure
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.learned import load_library
 from moeproxy.triage.library import Library
+from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.metric_checks import wrong_metrics
 
 FORMAT, VERSION = "moeproxy.diagnosis", 1
@@ -34,6 +36,9 @@ SHOWN = 5
 
 EXPECTED, SEEN = 1.0, 1.0
 """A change counts, expected or seen, from this many times what healthy runs reach."""
+
+LEAST = 0.2
+"""Confidence that the first cause must have, beside a change that speaks for it; else the run is called unknown."""
 
 RIVAL = 0.5
 """A cause with this share of the first one's confidence is a rival, never a mere consequence."""
@@ -117,12 +122,19 @@ class Diagnosis:
         first = [f"The metric itself looks wrong: {sentence}" for sentence in self.wrong_metrics]
         if self.detection.verdict != ALARM:
             return tuple(first)
-        limit = f"{self.distance:.2f} a feature; known faults stay below {self.farthest:.2f}"
         if self.unknown:
-            nearest = f"; the nearest is {self.causes[0].fault}" if self.causes else ""
-            return (*first, f"Unknown: it is like no recorded fault (distance {limit}){nearest}.")
+            return (*first, self._unknown())
         told = (_told(place, cause) for place, cause in enumerate(self.causes, start=1))
         return (*first, "Likely causes; changes are in units of what healthy runs reach:", *told)
+
+    def _unknown(self) -> str:
+        if not self.causes:
+            return "Unknown: of what departs nothing is among the signals by which faults are known."
+        nearest = f"the nearest is {self.causes[0].fault}"
+        if self.distance > self.farthest:
+            limit = f"distance {self.distance:.2f} a feature; known faults stay below {self.farthest:.2f}"
+            return f"Unknown: it is like no recorded fault ({limit}); {nearest}."
+        return f"Unknown: no fault stands out; {nearest}, with a confidence of {self.causes[0].confidence:.0%}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
@@ -169,8 +181,8 @@ class Diagnosis:
 
 
 def diagnose(
-    trace: Trace,
-    healthy: Sequence[Trace] = (),
+    run: Trace | LogTrace,
+    healthy: Runs = (),
     *,
     library: Library | None = None,
     catalogue: Mapping[str, Entry] | None = None,
@@ -178,29 +190,37 @@ def diagnose(
     """Judge a run, and rank the causes of what is seen.
 
     Args:
-        trace: the run.
+        run: a trace, or a run read from a log.
         healthy: at least six good runs of the same model and settings, or none.
         library: fingerprints of known faults, of the same way of judging; by default what is shipped.
         catalogue: words for the faults; by default what is shipped.
 
     Raises:
-        ComparisonError: fewer than six healthy runs, or none that log a signal of this run.
+        ComparisonError, TraceError: as for `detect`.
 
     Example:
         >>> diagnose(trace, healthy).causes[0].fault
         'stale_rollout'
     """
-    known = library or load_library(BESIDE if healthy else ALONE)
+    known = library or load_library(BESIDE if len(healthy) else ALONE)
+    trace = trace_of(run)
     table = Judged.of(trace)
-    detection, found = measure(trace, table, healthy)
+    detection, found = measure(trace, table, traces_of(healthy))
     wrong = wrong_metrics(trace)
     if detection.verdict != ALARM or found is None or detection.onset is None:
         return Diagnosis(detection, (), False, float("nan"), known.farthest, wrong, len(known.fault_N))
     mark = fingerprint(table, found, detection.onset, known.units)
     features_F = mark.features(known.signals)
+    if not np.isfinite(features_F).any():
+        return Diagnosis(detection, (), True, float("nan"), known.farthest, wrong, len(known.fault_N))
     distance = known.per_feature(features_F)
     causes = rank(known, mark, detection, catalogue or load_catalogue())
-    return Diagnosis(detection, causes, distance > known.farthest, distance, known.farthest, wrong, len(known.fault_N))
+    unknown = distance > known.farthest or not _stands_out(causes[0])
+    return Diagnosis(detection, causes, unknown, distance, known.farthest, wrong, len(known.fault_N))
+
+
+def _stands_out(cause: Cause) -> bool:
+    return cause.confidence >= LEAST and bool(cause.supports or cause.explains)
 
 
 def rank(

@@ -29,9 +29,8 @@ from moeproxy.triage.alone import Priors
 from moeproxy.triage.baselines import baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
 from moeproxy.triage.evaluate_page import page
-from moeproxy.triage.learn import Run, learn_alone, learn_beside, learn_priors, references, runs_of
+from moeproxy.triage.learn import Fits, Run, learn_alone, learn_beside, learn_priors, references, runs_of
 from moeproxy.triage.library import Library
-from moeproxy.triage.reference import Reference
 from moeproxy.triage.study_protocol import FAMILIES
 
 
@@ -59,15 +58,11 @@ def judgements(runs: Sequence[Run], mode: str) -> list[Judgement]:
 def _beside(runs: Sequence[Run]) -> list[Judgement]:
     found = []
     for model, members in references(runs).items():
-        tables, steps_S = [run.table for run in members], members[0].table.steps_S
-        whole = Reference.of(tables, steps_S)
+        fits = Fits([run.table for run in members])
         for run in runs:
-            if run.info.model != model:
-                continue
-            mine = [i for i, member in enumerate(members) if member is run]
-            fitted = Reference.of([t for i, t in enumerate(tables) if i not in mine], steps_S) if mine else whole
-            seen = judge(run.table, fitted.departures(run.table), BESIDE, len(tables))
-            found.append(_judgement(run, seen, usual=run.info.config == members[0].info.config))
+            if run.info.model == model:
+                seen = judge(run.table, fits.departures(run.table), BESIDE, len(members))
+                found.append(_judgement(run, seen, usual=run.info.config == members[0].info.config))
     return found
 
 

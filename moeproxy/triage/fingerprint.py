@@ -75,6 +75,8 @@ class Fingerprint:
 
     def features(self, names: Sequence[str]) -> np.ndarray:
         """Return the features (F,) of these signals; NaN where the run has none."""
+        if not self.names:
+            return np.full(len(names) * (len(SPANS) + 1), np.nan)
         place = {name: index for index, name in enumerate(self.names)}
         index_X = [place.get(name, -1) for name in names]
         known_X = np.array(index_X) >= 0
@@ -93,6 +95,8 @@ def fingerprint(table: Judged, found: Departures, onset: int, units: Units) -> F
         onset: step from which it departs.
         units: of that way of judging.
     """
+    if not set(found.names) & set(units.by_signal):
+        return Fingerprint((), np.empty((0, len(SPANS))), np.empty(0))
     place = min(int(np.searchsorted(found.steps_S, onset)), len(found.steps_S) - FEWEST)
     change_WX, known_WX = (part[..., 0] for part in _changes(found, np.array([place])))
     known = [name in units.by_signal for name in found.names]

@@ -30,16 +30,20 @@ class Judged:
         steps_S: the run's steps, ascending.
         values_RS: transformed values (see `traces.signals.Signal.scale`); NaN is missing, ±inf was not finite.
         floor_R: smallest spread believed, on the transformed scale.
+        sparse: signals that are left out, since they are logged at less than half of the steps.
     """
 
     rows: tuple[str, ...]
     steps_S: np.ndarray
     values_RS: np.ndarray
     floor_R: np.ndarray
+    sparse: tuple[str, ...] = ()
 
     @staticmethod
     def of(trace: Trace) -> Judged:
-        """Return the table of a run; signals that it does not log have no row."""
+        """Return the table of a run; what it does not log, or seldom, has no row."""
+        if trace.steps.empty:
+            return Judged((), np.zeros(0, int), np.empty((0, 0)), np.zeros(0))
         steps_S = trace.steps.index.to_numpy()
         known = logged(trace, _SCALARS)
         scalars = tuple(name for name in _SCALARS if name in known)
@@ -49,7 +53,19 @@ class Judged:
             parts.insert(0, signal_table(trace, scalars, steps_S))
         floor = [_floor(column) for column in columns]
         values_RS = np.concatenate(parts) if parts else np.empty((0, len(steps_S)))
-        return Judged((*scalars, *columns), steps_S, values_RS, np.array([*floors(scalars), *floor]))
+        whole = Judged((*scalars, *columns), steps_S, _tamed(values_RS), np.array([*floors(scalars), *floor]))
+        return whole._dense()
+
+    def _dense(self) -> Judged:
+        """Leave out steps without any value, then signals that are logged at few of the others."""
+        logged_RS = ~np.isnan(self.values_RS)
+        here_S = logged_RS.any(0)
+        often_R = logged_RS[:, here_S].mean(1) >= 0.5 if here_S.any() else np.zeros(len(self.rows), bool)
+        rows = tuple(row for row, often in zip(self.rows, often_R, strict=True) if often)
+        kept = {signal_name(row) for row in rows}
+        sparse = tuple(dict.fromkeys(n for n in map(signal_name, self.rows) if n not in kept))
+        values_RS = self.values_RS[often_R][:, here_S]
+        return Judged(rows, self.steps_S[here_S], values_RS, self.floor_R[often_R], sparse)
 
     @property
     def signals(self) -> tuple[str, ...]:
@@ -77,6 +93,11 @@ class Judged:
         return values_RS
 
 
+def _tamed(values_RS: np.ndarray) -> np.ndarray:
+    """Bound finite values so that sums and squares of them stay finite; a loss of 1e308 is as bad as one of 1e60."""
+    return np.where(np.isfinite(values_RS), np.clip(values_RS, -1e60, 1e60), values_RS)
+
+
 def signal_name(row: str) -> str:
     """Return the signal of a row."""
     return row.partition("/")[0]
@@ -99,7 +120,8 @@ def original_value(row: str, transformed: float) -> float:
     name = signal_name(row)
     scale = DERIVED[name].scale if name in DERIVED else signal_of(row).scale
     if scale == "log":
-        return float(np.exp(transformed))
+        tiny = DERIVED[name].resolution if name in DERIVED else signal_of(row).resolution
+        return 0.0 if transformed <= np.log(tiny) + 1e-9 else float(np.exp(min(transformed, 700.0)))
     return float(1 / (1 + np.exp(-transformed))) if scale == "logit" else float(transformed)
 
 

@@ -84,9 +84,9 @@ def learn_beside(runs: Sequence[Run]) -> Library:
     Raises:
         ComparisonError: a model has fewer than six healthy runs.
     """
-    fitted = {model: _fit(members) for model, members in references(runs).items()}
-    healthy = [one for _, ones in fitted.values() for one in ones]
-    return _library(BESIDE, runs, lambda run: fitted[run.info.model][0].departures(run.table), healthy)
+    fitted = {model: Fits([run.table for run in members]) for model, members in references(runs).items()}
+    healthy = [one for fits in fitted.values() for one in fits.held_out()]
+    return _library(BESIDE, runs, lambda run: fitted[run.info.model].departures(run.table), healthy)
 
 
 def learn_alone(runs: Sequence[Run], priors: Priors) -> Library:
@@ -95,12 +95,30 @@ def learn_alone(runs: Sequence[Run], priors: Priors) -> Library:
     return _library(ALONE, runs, lambda run: priors.departures(run.table), healthy)
 
 
-def _fit(members: Sequence[Run]) -> tuple[Reference, list[Departures]]:
-    """Return the reference of a model, and how far each of its runs strays from the others."""
-    tables = [run.table for run in members]
-    steps_S = tables[0].steps_S
-    others = [Reference.of([*tables[:i], *tables[i + 1 :]], steps_S) for i in range(len(tables))]
-    return Reference.of(tables, steps_S), [one.departures(table) for one, table in zip(others, tables, strict=True)]
+class Fits:
+    """References of one model, fitted anew for every set of rows that a run logs, and without the run itself.
+
+    Args:
+        tables: of its healthy runs.
+    """
+
+    def __init__(self, tables: Sequence[Judged]) -> None:
+        self.tables = list(tables)
+        self.steps_S = self.tables[0].steps_S
+        self._known: dict[tuple[tuple[str, ...], int], Reference] = {}
+
+    def departures(self, table: Judged) -> Departures:
+        """Measure how far a run strays from the healthy ones, itself not among them."""
+        mine = next((index for index, one in enumerate(self.tables) if one is table), -1)
+        key = (table.rows, mine)
+        if key not in self._known:
+            others = [one for index, one in enumerate(self.tables) if index != mine]
+            self._known[key] = Reference.of(others, self.steps_S, table.rows)
+        return self._known[key].departures(table)
+
+    def held_out(self) -> list[Departures]:
+        """Measure every healthy run against the others."""
+        return [self.departures(table) for table in self.tables]
 
 
 def _library(

@@ -54,28 +54,29 @@ class LogVerdict:
         return {"run": self.name, "verdict": self.verdict, "contents": self.contents, "diagnosis": found}
 
 
-def traces_of(path: Path) -> list[tuple[str, Trace | LogTrace]]:
+def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:
     """Return (name, run) of every run in a trace written here or in a log of any framework."""
     if path.suffix == ".parquet":
         try:
             return [(path.stem, Trace.load(path))]
         except TraceError:
             pass  # somebody else's Parquet: the reader says what it makes of it
-    return [(log.info.name, log) for log in read(path)]
+    return [(log.info.name, log) for log in read(path, **reading)]
 
 
-def judge_log(path: Path, healthy: Sequence[Path] = ()) -> list[LogVerdict]:
+def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[LogVerdict]:
     """Judge every run of a log.
 
     Args:
         path: the log.
         healthy: logs of good runs of the same model and settings, six runs or more in all; none: judged alone.
+        reading: mapping, step, framework as for `moeproxy.traces.read`, for logs whose keys are not known.
 
     Raises:
         MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
     """
-    good = [run.trace if isinstance(run, LogTrace) else run for one in healthy for _, run in traces_of(one)]
-    return [_judge(name, run, good) for name, run in traces_of(path)]
+    good = [run for one in dict.fromkeys(healthy) for _, run in runs_in(one)]
+    return [_judge(name, run, good) for name, run in runs_in(path, **reading)]
 
 
 def exit_code(judged: Sequence[LogVerdict]) -> int:
@@ -84,9 +85,10 @@ def exit_code(judged: Sequence[LogVerdict]) -> int:
     return 1 if 1 in codes else max(codes, default=2)
 
 
-def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace]) -> LogVerdict:
+def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
     if isinstance(run, Trace):
         return LogVerdict(name, diagnose(run, healthy))
     if not run.has_metrics:
         return LogVerdict(name, None, run.contents)
-    return LogVerdict(name, diagnose(run.trace, healthy), notes=run.info.notes)
+    resumed = [f"{resume}; what it replaced is not judged" for resume in run.info.resumes]
+    return LogVerdict(name, diagnose(run, healthy), notes=(*run.info.notes, *resumed, *map(str, run.info.findings)))

@@ -15,7 +15,6 @@ import numpy as np
 from scipy.stats import t as student_t
 
 from moeproxy.errors import ComparisonError
-from moeproxy.traces.trace import Trace
 from moeproxy.triage.arrays import finite
 from moeproxy.triage.departure import (
     SPANS,
@@ -53,8 +52,12 @@ class Departures:
         steps_S, onset_T: steps, and candidate onsets as indices of them.
         excess_XT: size over the signal's threshold.
         contrast_XT: size of the change there, over what healthy runs reach; its maximum is the onset.
-        size_RT, sign_RT: largest shift of each row after each candidate, in healthy spreads, and its direction.
+        early_X: excess of the first steps alone; beyond the thresholds the run was off from its beginning.
+        size_RT: largest shift of each row after each candidate, in healthy spreads.
+        change_RT: whether that shift is one against the run's own past, rather than against healthy runs.
+        trend_RS: what was expected of each row, on its transformed scale.
         residual_RS: what is left of each row, in step noise.
+        noise_R: that noise.
         spikes_RS: lone values that were taken out.
         run_threshold: `strength_T` beyond which the run alarms.
         single_threshold: excess beyond which one signal alarms by itself.
@@ -67,9 +70,12 @@ class Departures:
     onset_T: np.ndarray
     excess_XT: np.ndarray
     contrast_XT: np.ndarray
+    early_X: np.ndarray
     size_RT: np.ndarray
-    sign_RT: np.ndarray
+    change_RT: np.ndarray
+    trend_RS: np.ndarray
     residual_RS: np.ndarray
+    noise_R: np.ndarray
     spikes_RS: np.ndarray
     run_threshold: float
     single_threshold: float
@@ -81,10 +87,16 @@ class Departures:
         return strongest(self.excess_XT)
 
     @property
+    def from_start(self) -> bool:
+        """Whether the run was off from its beginning: its first steps are, and there is no change to look for."""
+        return bool(strongest(self.early_X[:, None])[0] > self.run_threshold)
+
+    @property
     def onset(self) -> int:
         """Index of the step from which the run departs."""
+        if self.from_start:
+            return 0
         score_T = strongest(self.contrast_XT)
-        # A run that was broken from the beginning has no change in it: it is far off as soon as it can be judged.
         place = int(score_T.argmax()) if score_T.max() > 1 else int(np.argmax(self.strength_T > self.run_threshold))
         return int(self.onset_T[place])
 
@@ -117,17 +129,19 @@ class Reference:
     n_runs: int
 
     @staticmethod
-    def of(healthy: Sequence[Trace] | Sequence[Judged], steps_S: np.ndarray) -> Reference:
-        """Fit healthy runs on the given steps.
+    def of(tables: Sequence[Judged], steps_S: np.ndarray, rows: Sequence[str] | None = None) -> Reference:
+        """Fit healthy runs on the given steps, by the given rows where all of them log these (by default by all).
 
         Raises:
-            ComparisonError: fewer than six runs, too few steps, or no signal that all of them log.
+            ComparisonError: fewer than six runs, too few steps, or no row that all of them log.
         """
-        tables = [run if isinstance(run, Judged) else Judged.of(run) for run in healthy]
         _check(tables, steps_S)
-        rows = tuple(row for row in tables[0].rows if all(row in table.rows for table in tables[1:]))
+        wanted = tables[0].rows if rows is None else rows
+        rows = tuple(row for row in wanted if all(row in table.rows for table in tables))
         if not rows:
-            raise ComparisonError("no signal that all healthy runs log", expected="runs of one program")
+            raise ComparisonError(
+                "no signal that the run and all healthy runs log", expected="runs of one program, or mapped alike"
+            )
         floor_R = tables[0].floor_R[[tables[0].rows.index(row) for row in rows]]
         values_NRS = np.stack([finite(table.at(rows, steps_S)) for table in tables])
         with warnings.catch_warnings():
@@ -141,8 +155,6 @@ class Reference:
         left_RS = without_spikes(values_RS, spikes_RS) - self.trend_RS
         shift_WVRT = shifts(left_RS, self.onset_T) / self.unit_WVRT
         size_KRT = np.abs(shift_WVRT).reshape(-1, *shift_WVRT.shape[2:])
-        best_RT = size_KRT.argmax(0)[None]
-        shift_KRT = shift_WVRT.reshape(size_KRT.shape)
         residual_RS = left_RS / self.noise_R[:, None]
         members = groups(self.rows)
         return Departures(
@@ -152,9 +164,12 @@ class Reference:
             onset_T=self.onset_T,
             excess_XT=grouped(size_KRT.max(0), members) / self.threshold_X[:, None],
             contrast_XT=grouped(contrast(residual_RS, self.onset_T), members) / self.contrast_X[:, None],
+            early_X=grouped(np.abs(shift_WVRT[0, 0, :, :1]), members)[:, 0] / self.threshold_X,
             size_RT=size_KRT.max(0),
-            sign_RT=np.sign(np.take_along_axis(shift_KRT, best_RT, 0)[0]),
+            change_RT=size_KRT.argmax(0) % shift_WVRT.shape[1] == 1,
+            trend_RS=self.trend_RS,
             residual_RS=residual_RS,
+            noise_R=self.noise_R,
             spikes_RS=spikes_RS,
             run_threshold=self.run_threshold,
             single_threshold=self.single_threshold,

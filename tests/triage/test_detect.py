@@ -184,4 +184,4 @@ def test_a_signal_that_healthy_runs_lack_is_told() -> None:
     good = [Trace(one.steps.drop(columns=["entropy"]), None, one.provenance) for one in GOOD]
     found = detect(run("original", 0), good)
     assert "entropy" not in found.signals
-    assert any("do not log it: entropy" in note for note in found.notes)
+    assert any("not all healthy runs log it: entropy" in note for note in found.notes)

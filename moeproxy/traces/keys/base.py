@@ -39,6 +39,7 @@ class Framework:
         hides_nan: (loss, gradient norm): the loss is 0 or an average of others when it was not finite.
         infinite: key to the number that it writes for infinity.
         notes: what a reader of every such log must know.
+        console_notes: what a reader of its console output must know.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Framework:
     hides_nan: tuple[str, str] | None = None
     infinite: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    console_notes: tuple[str, ...] = ()
 
     def names(self, key: str) -> tuple[str, ...]:
         """Return the key with every prefix."""

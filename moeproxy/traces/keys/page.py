@@ -52,6 +52,7 @@ def _rows(signal: Signal) -> Iterator[str]:
 def _notes() -> Iterator[str]:
     for framework in FRAMEWORKS.values():
         yield from (f"- {framework.name}: {note}\n" for note in framework.notes)
+        yield from (f"- {framework.name}, console: {note}\n" for note in framework.console_notes)
 
 
 if __name__ == "__main__":

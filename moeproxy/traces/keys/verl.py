@@ -57,5 +57,5 @@ VERL = Framework(
         "prompt_length/*",
     ),
     hints=("step:- line", "verl file logger"),
-    notes=("old releases print 3 decimals: a learning rate of 1e-6 stands there as 0",),
+    console_notes=("old releases print 3 decimals: a learning rate of 1e-6 stands there as 0",),
 )

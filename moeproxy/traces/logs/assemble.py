@@ -58,7 +58,7 @@ def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes:
         skipped=tuple(sink.skipped.values()),
         findings=tuple(sink.findings),
         progress=sink.progress,
-        notes=(*sink.notes, *_framework_notes(framework, rows, wishes)),
+        notes=(*sink.notes, *_framework_notes(framework, rows, wishes, sink.container)),
         facts=dict(sink.facts) | ({"versions": dict(sink.versions)} if sink.versions else {}),
     )
     chosen = _chosen(rows, framework)
@@ -74,16 +74,20 @@ def _framework(rows: Rows, sink: Sink, wishes: Wishes) -> Framework:
     return replace(base, steps=(wishes.step,)) if wishes.step else base
 
 
-def _framework_notes(framework: Framework, rows: Rows, wishes: Wishes) -> Iterator[str]:
+def _framework_notes(framework: Framework, rows: Rows, wishes: Wishes, container: str) -> Iterator[str]:
     if not len(rows):
         return
     yield from framework.notes
+    if "console" in container:
+        yield from framework.console_notes
     if framework is GENERIC:
         yield "the framework is not known; names were taken at their word, a mapping would say for sure"
     if wishes.mapping:
         lost = sorted(name for name in wishes.mapping if name not in rows.columns)
         if lost:
             yield f"the mapping names {', '.join(lost)}, which this log does not have"
+    if wishes.step and wishes.step not in rows.columns:
+        yield f"the step was to be in {wishes.step!r}, which this log does not have"
 
 
 def _chosen(rows: Rows, framework: Framework) -> list[Chosen]:
