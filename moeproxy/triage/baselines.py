@@ -108,8 +108,7 @@ def _judged(runs: Sequence[Run], score: Callable[[np.ndarray, np.ndarray], np.nd
 
 
 def _features(values_RS: np.ndarray) -> np.ndarray:
-    """Return window statistics (F,): of every row the means of the thirds of the run, its largest jump, and how much
-    of it is not finite."""
+    """Return window statistics (F,): means of the thirds of each row, its largest jump, its share of broken values."""
     known_RS = np.nan_to_num(finite(values_RS))
     thirds = [part.mean(1) for part in np.array_split(known_RS, 3, axis=1)]
     return np.concatenate([*thirds, np.abs(np.diff(known_RS, axis=1)).max(1), np.isinf(values_RS).mean(1)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from moeproxy.errors import ComparisonError
@@ -49,7 +49,7 @@ def traces_of(runs: Sequence[Trace | LogTrace]) -> list[Trace]:
     return [trace_of(run) for run in runs]
 
 
-def _hidden(status: pd.Series) -> np.ndarray:
+def _hidden(status: Any) -> np.ndarray:
     filtered_S = (status == WORDS[Status.FILTERED]).to_numpy()
     null_S = (status == WORDS[Status.NULL]).to_numpy()
     first = len(null_S) - int(np.argmin(null_S[::-1])) if not null_S.all() else 0

@@ -28,7 +28,6 @@ _FEW = 60  # points of a line below which each has a marker
 _COLOURS, _DASHES = (ORIGINAL, PROXY), ("solid", "dot")
 _STRIP = 10  # number of the first axis that marks stand on, whose height is that of its panel and never zoomed
 _ASIDE = 0.07  # by which the second run's marks stand farther inside, so as not to hide the first one's
-_BAND = 0.16  # share of a panel above and below the data that marks have to themselves
 
 Properties = dict[str, Any]
 
@@ -139,7 +138,7 @@ def _parts(series: Series | None, label: str, colour: str, first: bool, low: flo
     if series is None:
         hidden = {"x": [None], "y": [None], "name": label, "showlegend": first and bool(label)}
         none: Properties = {"x": [], "y": [], "text": []}
-        return [hidden, {"x": [], "y": []}, none, none | {"marker": {"symbol": [], "color": [], "line": {"color": []}}}]
+        return [hidden, {"x": [], "y": []}, none, none | {"marker": {"symbol": [], "color": []}}]
     x, y = series.drawn(low, high)
     single = _singles(y) if np.count_nonzero(np.isfinite(y)) > _FEW else np.isfinite(y)
     old_x, old_y, why = series.replaced(low, high)
@@ -172,7 +171,7 @@ def _marks(series: Series, low: float, high: float, colour: str) -> Properties:
             y += [kind.height] * n
             symbols += [kind.symbol] * n
             colours += [shade] * n
-    marker = {"symbol": symbols, "color": colours, "line": {"color": colours}}
+    marker = {"symbol": symbols, "color": colours}
     return {"x": np.concatenate(x), "y": y, "text": text, "marker": marker}
 
 
@@ -220,7 +219,7 @@ def _run_styles(main: str, strip: str, group: str, colour: str, dash: str) -> li
     text = "%{text}<extra></extra>"
     quiet = {"mode": "markers", "showlegend": False}
     line = {"color": colour, "width": 1.7, "dash": dash}
-    mark = {"size": 7, "line": {"width": 1.5}}
+    mark = {"size": 10, "line": {"width": 1.5, "color": "white"}}  # a mark upon a line of its own colour is seen too
     return [
         common | {"mode": "lines", "line": line, "hovertemplate": "%{y:.6g}"},
         common | quiet | {"marker": {"color": colour, "size": 4}, "hoverinfo": "skip"},
@@ -244,10 +243,7 @@ def _panel(view: LogView, row: int, plot_px: int) -> Properties:
     name = view.signals[row] if row < len(view.signals) else ""
     kind = "log" if name and view.is_log(name) else "linear"
     unit = signal_of(name).unit if name else ""
-    # A mark of the line's own colour upon the line would not be seen.
-    band = _BAND * (domain[1] - domain[0])
-    data = [domain[0] + band, domain[1] - band]
-    axis = {"domain": data, "visible": True, "type": kind, "title": {"text": unit}}
+    axis = {"domain": domain, "visible": True, "type": kind, "title": {"text": unit}}
     return {_long(main): axis, _long(strip): {"domain": domain}}
 
 

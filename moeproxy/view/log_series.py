@@ -43,11 +43,11 @@ class Kind:
 
 
 KINDS = (
-    Kind("NaN", (Status.NAN, Status.NAN_TEXT), "x-thin-open", 0.06),
+    Kind("NaN", (Status.NAN, Status.NAN_TEXT), "x", 0.06),
     Kind("+Inf", (Status.POS_INF, Status.POS_INF_TEXT), "triangle-up", 0.95),
     Kind("-Inf", (Status.NEG_INF, Status.NEG_INF_TEXT), "triangle-down", 0.06),
-    Kind("not finite, logged as something else", (Status.NONFINITE, Status.FILTERED), "diamond-open", 0.06),
-    Kind("null or text", (Status.NULL, Status.TEXT, Status.OTHER), "square-open", 0.06),
+    Kind("not finite, logged as something else", (Status.NONFINITE, Status.FILTERED), "diamond", 0.06),
+    Kind("null or text", (Status.NULL, Status.TEXT, Status.OTHER), "square", 0.06),
     Kind("not logged at this step", (Status.MISSING, Status.EMPTY), "line-ns-open", 0.025, breaks=False),
 )
 """Everything that is no number, in the order of the legend."""

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import pytest
 
 from moeproxy.errors import MoeproxyError, TraceError
-from moeproxy.view.figures_log import _ASIDE, log_figure, values, whole_figure
+from moeproxy.view.figures_log import log_figure, values, whole_figure
 from moeproxy.view.log_series import KINDS
 from moeproxy.view.log_view import LogView, log_view, usual
 from moeproxy.view.style import data_table, describe
@@ -156,12 +156,11 @@ def test_two_runs_of_one_name_have_two_entries() -> None:
     assert second == f"{first}, the other"
 
 
-def test_marks_have_room_of_their_own_and_never_stand_upon_the_line() -> None:
-    """Every kind of mark, of the first run and of the second one farther inside, lies outside the axis of the data."""
+def test_a_mark_upon_the_line_is_seen() -> None:
+    """Marks have the colour of their run, and a rim of another one; thin and open symbols would have none."""
     run = trace(kl=[0.5, math.nan, 0.25])
-    figure = whole_figure(log_view([run, run], ["kl"]))
-    low, high = figure.layout.yaxis10.domain
-    data = [(edge - low) / (high - low) for edge in figure.layout.yaxis.domain]
-    for kind in KINDS:
-        for place in (kind.height, kind.height + (_ASIDE if kind.height < 0.5 else -_ASIDE)):
-            assert place < data[0] or place > data[1], kind.name
+    mark = _part(whole_figure(log_view([run], ["kl"])), 0, MARKS)
+    assert mark.marker.line.color == "white"
+    assert mark.marker.line.width > 1
+    assert all("open" not in kind.symbol for kind in KINDS if kind.breaks)
+    assert mark.cliponaxis is False
