@@ -51,7 +51,8 @@ def page(result: Mapping[str, Any]) -> str:
             "",
             "## Diagnosis",
             "",
-            "Macro-F1 over all faults of the level; chance is one over their number.",
+            "Macro-F1 over all faults of the level; chance is one over their number. The nearest fault counts, whether "
+            "or not a diagnosis would call it unknown.",
             "",
             *_table(
                 ("judged", "method", "tested on", "trained on", "level", "accuracy", "macro-F1"),
