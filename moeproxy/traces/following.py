@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.assemble import Wishes
@@ -22,7 +24,9 @@ class LogFollower:
     """Reads what has been added to a log since the last look.
 
     JSON lines and console output are followed, uncompressed. A last line without its end is left for the next look.
-    When the file was replaced (rotated) or cut, the new one is read from its start as a continuation of the run.
+    When the file was replaced (rotated), the rest of the old one is read first, then the new one from its start as a
+    continuation of the run; likewise when it was cut. The file stays open between looks, so that nothing is lost by a
+    rotation; `close` it, or use the follower as a context manager.
 
     Args:
         path: of the log; it need not exist yet.
@@ -31,10 +35,10 @@ class LogFollower:
         framework: as in `read`.
 
     Example:
-        >>> follower = LogFollower("train.log")
-        >>> while running:
-        ...     if follower.poll():
-        ...         show(follower.logs())
+        >>> with LogFollower("train.log") as follower:
+        ...     while running:
+        ...         if follower.poll():
+        ...             show(follower.logs())
     """
 
     def __init__(
@@ -49,7 +53,22 @@ class LogFollower:
         self._sink = Sink(container="growing log")
         self._reader = TextReader(self._sink)
         self._offset, self._lines = 0, 0
+        self._stream: BinaryIO | None = None
         self._identity: tuple[int, int] | None = None
+
+    def __enter__(self) -> LogFollower:
+        """Return the follower."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; the next look opens it again where this one stopped."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def poll(self) -> int:
         """Read what is new and return the number of new rows; 0 while there is no file.
@@ -59,16 +78,13 @@ class LogFollower:
         """
         before = self._rows()
         try:
-            with self._path.open("rb") as stream:
-                self._begin(os.fstat(stream.fileno()))
-                stream.seek(self._offset)
-                while data := stream.read(_CHUNK):
-                    taken = self._take(data)
-                    if not taken:
-                        break
-                    stream.seek(self._offset)
-        except FileNotFoundError:
-            return 0
+            now = self._now()
+            if self._stream is not None and now is not None:
+                self._check(self._stream, now)
+            if self._stream is None and now is not None:
+                self._open()
+            if self._stream is not None:
+                self._drain(self._stream)
         except OSError as error:
             raise TraceError(f"cannot be read ({error.strerror or error})", where=self._path) from error
         return self._rows() - before
@@ -81,21 +97,58 @@ class LogFollower:
     def _rows(self) -> int:
         return sum(len(run.store) for run in self._sink.runs.values())
 
-    def _begin(self, now: os.stat_result) -> None:
-        """Start anew when the file is another one or has become shorter."""
-        identity = (now.st_dev, now.st_ino)
-        if self._identity is not None and (identity != self._identity or now.st_size < self._offset):
-            self._sink.note("the log was replaced or cut while it was followed; line numbers go on from the old one")
-            self._offset = 0
-        self._identity = identity
+    def _now(self) -> os.stat_result | None:
+        try:
+            return self._path.stat()
+        except FileNotFoundError:
+            return None
+
+    def _check(self, stream: BinaryIO, now: os.stat_result) -> None:
+        """Leave the file when another one has taken its name."""
+        if _identity(os.fstat(stream.fileno())) != _identity(now):
+            self._drain(stream)
+            self._end(stream)
+            self.close()
+
+    def _open(self) -> None:
+        stream = self._path.open("rb")
+        identity = _identity(os.fstat(stream.fileno()))
+        if self._identity is not None and identity != self._identity:
+            self._restart()
+        self._stream, self._identity = stream, identity
+        weakref.finalize(self, stream.close)
+
+    def _restart(self) -> None:
+        self._sink.note("the log was replaced or cut while it was followed; line numbers go on from the old one")
+        self._offset = 0
+
+    def _drain(self, stream: BinaryIO) -> None:
+        """Take every whole line that is new."""
+        if os.fstat(stream.fileno()).st_size < self._offset:
+            self._restart()
+        stream.seek(self._offset)
+        while data := stream.read(_CHUNK):
+            if not self._take(data):
+                break
+            stream.seek(self._offset)
+
+    def _end(self, stream: BinaryIO) -> None:
+        """Take the last line of a file that nobody will end."""
+        stream.seek(self._offset)
+        if rest := stream.read(MAX_LINE):
+            self._lines_of(rest)
+            self._lines += 1
 
     def _take(self, data: bytes) -> bool:
-        """Take the whole lines of what was read; False when there is none yet."""
-        whole, end, rest = data.rpartition(b"\n")
-        if not end and len(rest) <= MAX_LINE:
+        """Take the whole lines of what was read, ended by line feeds or carriage returns; False when there is none."""
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut and len(data) <= MAX_LINE:
             return False
         # A line without end beyond all measure is given up in pieces, so that the look goes on.
-        part = whole + end if end else rest
+        self._lines_of(data[:cut] if cut else data)
+        return True
+
+    def _lines_of(self, part: bytes) -> None:
         counted = Sink()
         for number, raw in lines(io.BytesIO(part), counted):
             self._reader.line(self._lines + number, raw)
@@ -104,4 +157,7 @@ class LogFollower:
                 self._sink.skip(self._lines + number, skipped.reason)
         self._lines += part.count(b"\n")
         self._offset += len(part)
-        return True
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

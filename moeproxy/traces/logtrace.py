@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.logs.cells import WORDS, Status
+from moeproxy.traces.logs.cells import NUMERIC, WORDS, Status
 from moeproxy.traces.logs.joining import Resume
 from moeproxy.traces.logs.sink import Finding, Skipped
 from moeproxy.traces.trace import Trace
@@ -116,6 +116,17 @@ class LogTrace:
             parts.append("nothing that reads as a metric, a crash or progress")
         return "; ".join(parts)
 
+    @property
+    def unmapped(self) -> tuple[str, ...]:
+        """Original keys that hold numbers and stand for no canonical signal here; a mapping can name them."""
+        known = {*self.info.keys.values(), *self.info.clock.split(", ")}
+        numeric = [WORDS[state] for state in NUMERIC]
+        return tuple(
+            str(name)
+            for name in self.original
+            if str(name) not in known and self.original_status[name].isin(numeric).any()
+        )
+
     def counts(self, signal: str) -> dict[str, int]:
         """Return how many steps of a signal are in each state."""
         return {str(word): int(n) for word, n in self.status[signal].value_counts().items() if n}
@@ -131,6 +142,7 @@ class LogTrace:
             steps = self._trace.steps.index
             lines.append(f"  steps: {steps[0]} to {steps[-1]}, {len(steps)} of them, by {info.clock!r}")
             lines += [self._signal_line(name) for name in self._trace.signals]
+        lines += self._unmapped_line()
         lines += [f"  skipped: {skipped}" for skipped in info.skipped]
         lines += [f"  {resume}" for resume in info.resumes]
         if self._trace is not None:
@@ -141,6 +153,11 @@ class LogTrace:
         states = ", ".join(f"{n} {word}" for word, n in self.counts(name).items())
         definition = self.info.definitions.get(name, "")
         return f"  {name} = {self.info.keys[name]}: {states}{f'; {definition}' if definition else ''}"
+
+    def _unmapped_line(self) -> list[str]:
+        names = self.unmapped if self._trace is not None else ()  # without a trace `contents` names the columns
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return [f"  no signal (a mapping can name them): {', '.join(names[:_NAMED])}{more}"] if names else []
 
     def _remedy(self) -> str:
         if self.info.rows:

@@ -102,3 +102,55 @@ def test_mapping_and_errors(tmp_path: Path) -> None:
     assert log.trace.values("policy_loss").tolist() == [0.5]
     with pytest.raises(TraceError, match="cannot be read"):
         LogFollower(tmp_path).poll()
+
+
+def test_rows_written_just_before_a_rotation_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(_line(1, 0.5))
+    with LogFollower(file) as follower:
+        assert follower.poll() == 1
+        with file.open("a") as stream:
+            stream.write(_line(2, 0.25) + _line(3, 0.75).rstrip("\n"))  # the last line has no end and never will
+        os.rename(file, tmp_path / "train.log.1")
+        file.write_text(_line(4, 0.125))
+        assert follower.poll() == 3
+        assert _norms(follower) == [0.5, 0.25, 0.75, 0.125]
+
+
+def test_a_deleted_file_is_read_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(_line(1, 0.5))
+    with LogFollower(file) as follower:
+        follower.poll()
+        with file.open("a") as stream:
+            stream.write(_line(2, 0.25))
+        file.unlink()
+        assert follower.poll() == 1
+        assert follower.poll() == 0
+
+
+def test_after_closing_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(_line(1, 0.5))
+    follower = LogFollower(file)
+    follower.poll()
+    follower.close()
+    with file.open("a") as stream:
+        stream.write(_line(2, 0.25))
+    assert follower.poll() == 1
+    follower.close()
+    assert _norms(follower) == [0.5, 0.25]
+
+
+def test_carriage_returns_end_lines(tmp_path: Path) -> None:
+    file = tmp_path / "x.log"
+    file.write_bytes(b"{'loss': 0.5, 'grad_norm': 1.0, 'learning_rate': 1e-5, 'epoch': 0.1}\r 1/9 [0<0]\r")
+    with LogFollower(file) as follower:
+        assert follower.poll() == 1
+        with file.open("ab") as stream:
+            stream.write(b"{'loss': 0.25, 'grad_norm': 1.0, 'learning_rate': 1e-5, 'epoch': 0.2}\r")
+        assert follower.poll() == 1
+        (log,) = follower.logs()
+        (whole,) = read(file)
+        assert log.trace.equals(whole.trace)
+        assert log.trace.values("total_loss").tolist() == [0.5, 0.25]

@@ -89,7 +89,7 @@ def _texts(folder: Path) -> dict[str, str]:
     (folder / "shapes.jsonl").write_text("".join(f'{{{shape}"step": 1}}\n' for shape in shapes))
     return {
         "digits.jsonl": "longer than 8 MiB",
-        "digits.json": "no JSON",
+        "digits.json": "more than 4300 digits",
         "line.log": "longer than 8 MiB",
         "nested.json": "nested too deeply",
         "nested.jsonl": "nested too deeply",

@@ -102,6 +102,7 @@ SWIFT = Framework(
         "*rollout_correction/*",
         "*entropy/mean",
     ),
+    hints=("logging.jsonl",),
     prefixes=("", "train/"),
     hides_nan=("loss", "grad_norm"),
     notes=(_FILTER, "logging.jsonl holds 8 decimals: a learning rate below 5e-9 stands there as 0"),

@@ -22,6 +22,8 @@ from moeproxy.traces.trace import RunInfo, Trace
 _NUMERIC = [int(status) for status in NUMERIC]
 _NAN = [Status.NAN, Status.NAN_TEXT, Status.NONFINITE]
 SHOWN = 5
+_FILE_NAMES = ("logging.jsonl",)
+"""Names that only one framework gives its log; they count as hints of it."""
 _PACKAGES = {"megatron-lm": "megatron-core", "llama-factory": "llamafactory"}
 """Names of the packages whose versions logs tell, where they differ from the framework's."""
 
@@ -46,7 +48,7 @@ class Chosen:
 
 def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
     """Return the runs that these rows hold; one without metrics when they hold none."""
-    framework = _framework(rows, sink, wishes)
+    framework = _framework(rows, sink, files, wishes)
     info = LogInfo(
         name=name,
         framework=framework.name,
@@ -63,12 +65,17 @@ def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes:
     )
     chosen = _chosen(rows, framework)
     steps, clocks, names, info = _steps(rows, framework, chosen, info)
+    if joining.newest_first(steps, clocks):
+        note = "the rows stand newest first; they were taken from the last to the first"
+        rows, steps, clocks = rows.reversed(), steps[::-1], clocks[::-1]
+        chosen, info = _chosen(rows, framework), replace(info, notes=(*info.notes, note))
     parts = _parts(rows, steps, clocks, names, chosen, info)
     return [_log(part, framework, taken, at, of, names) for part, taken, at, of in parts]
 
 
-def _framework(rows: Rows, sink: Sink, wishes: Wishes) -> Framework:
-    base = FRAMEWORKS[wishes.framework] if wishes.framework else recognised(rows.columns, sink.hints)
+def _framework(rows: Rows, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> Framework:
+    names = {hint for hint in _FILE_NAMES if any(file.endswith(hint) for file in files)}
+    base = FRAMEWORKS[wishes.framework] if wishes.framework else recognised(rows.columns, sink.hints | names)
     if wishes.mapping is not None:
         return custom(wishes.mapping, wishes.step, base)
     return replace(base, steps=(wishes.step,)) if wishes.step else base
@@ -105,9 +112,10 @@ def _steps(
     rows: Rows, framework: Framework, chosen: list[Chosen], info: LogInfo
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], LogInfo]:
     steps, clocks, names = joining.steps_of(rows, framework.steps)
-    main = next((item.name for item in chosen if item.key.name == framework.ordinal), None)
-    if (steps >= 0).any() or main is None:
+    if (steps >= 0).any() or not chosen:
         return steps, clocks, names, info
+    often = max(chosen, key=lambda item: len(item.column.at))
+    main = next((item.name for item in chosen if item.key.name == framework.ordinal), often.name)
     steps = joining.numbered(rows, main)
     note = "the log has no step: its rows are numbered from 1, a row being one log interval, not one step"
     clocks = np.where(steps >= 0, 0, -1).astype(np.int32)

@@ -64,6 +64,12 @@ def fill(source: Source, kind: str, sink: Sink) -> None:
     Raises:
         TraceError: nothing here can read it.
     """
+    _fill(source, kind, sink)
+    if source.cut:
+        sink.find("unreadable", 0, f"{source.cut} is cut short; what came before the cut was read")
+
+
+def _fill(source: Source, kind: str, sink: Sink) -> None:
     if kind == "events":
         read_events(source, sink)
     elif kind == "document":

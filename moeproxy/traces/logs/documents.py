@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import codecs
+import io
 import json
+import re
 from typing import Any
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.cells import Status, classify
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
-from moeproxy.traces.logs.text import TooDeep, flat, unwrapped
+from moeproxy.traces.logs.text import TooDeep, flat, read_text, unwrapped
 
 MAX_BYTES = 256 << 20
 """As Python objects a document takes about ten times as much; a state of 100,000 steps has 60 MB."""
+MAX_DIGITS = 4300
+_HISTORY = re.compile(r'"log_history"\s*:\s*\[')
+_LIST = re.compile(r"\s*\[")
+_BETWEEN = re.compile(r"[\s,]*")
 
 
 def read_document(source: Source, sink: Sink) -> None:
@@ -22,7 +28,22 @@ def read_document(source: Source, sink: Sink) -> None:
     Raises:
         TraceError: it is too large, no JSON, nested too deeply, or of no known shape.
     """
-    found = _loaded(source)
+    data = source.stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise TraceError(f"JSON of more than {MAX_BYTES >> 20} MiB", where=source.name, expected="JSON lines")
+    try:
+        found = _loaded(data, sink)
+    except RecursionError as error:
+        raise TraceError("objects nested too deeply", where=source.name, expected="a log") from error
+    except ValueError as error:
+        if not (_lines(data, source.name, sink) or _beginning(_text(data), sink)):
+            raise TraceError(
+                f"no JSON ({error})",
+                where=source.name,
+                expected="a complete JSON document",
+                remedy="copy the file again",
+            ) from error
+        return
     if isinstance(found, dict) and isinstance(found.get("log_history"), list):
         _trainer_state(found, sink)
     elif isinstance(found, dict) and _is_golden(found):
@@ -42,19 +63,60 @@ def is_document(found: Any) -> bool:
     return isinstance(found, dict) and ("log_history" in found or _is_golden(found) or _is_columns(found))
 
 
-def _loaded(source: Source) -> Any:
-    data = source.stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise TraceError(f"JSON of more than {MAX_BYTES >> 20} MiB", where=source.name, expected="JSON lines")
+def _text(data: bytes) -> str:
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if wide else "utf-8-sig", "replace")
+
+
+def _loaded(data: bytes, sink: Sink) -> Any:
+    def whole(digits: str) -> int | str:
+        if len(digits) < MAX_DIGITS:
+            return int(digits)
+        sink.skip(0, f"an integer of more than {MAX_DIGITS} digits")
+        return f"{digits[:20]}... ({len(digits)} digits)"
+
     try:
-        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return json.loads(data.decode("utf-16" if wide else "utf-8-sig", "replace"))
-    except RecursionError as error:
-        raise TraceError("objects nested too deeply", where=source.name, expected="a log") from error
+        return json.loads(_text(data))
     except ValueError as error:
-        raise TraceError(
-            f"no JSON ({error})", where=source.name, expected="a complete JSON document", remedy="copy the file again"
-        ) from error
+        if "digits" not in str(error):
+            raise
+        # Python refuses to convert such an integer; the other numbers are as good as ever.
+        return json.loads(_text(data), parse_int=whole)
+
+
+def _lines(data: bytes, name: str, sink: Sink) -> bool:
+    """Read JSON lines whose first was too long for their kind to be seen; False when it is no such file."""
+    first, _, later = data.partition(b"\n")
+    if not (first[:1] == b"{" and first.rstrip()[-1:] == b"}" and later.lstrip()[:1] == b"{"):
+        return False
+    read_text(Source(name, io.BufferedReader(io.BytesIO(data))), sink)  # pyright: ignore[reportArgumentType]
+    return True
+
+
+def _beginning(text: str, sink: Sink) -> bool:
+    """Read the whole entries of a list of rows that was cut short; False when there is none."""
+    history = _HISTORY.search(text)
+    start = _LIST.match(text) or history
+    if start is None:
+        return False
+    decoder, place, entries = json.JSONDecoder(), start.end(), []
+    try:
+        while True:
+            place = _BETWEEN.match(text, place).end()  # pyright: ignore[reportOptionalMemberAccess]
+            entry, place = decoder.raw_decode(text, place)
+            entries.append(entry)
+    except (ValueError, RecursionError):
+        pass
+    if not any(isinstance(entry, dict) for entry in entries):
+        return False
+    if start is history:
+        _trainer_state({"log_history": entries}, sink)
+    else:
+        sink.container = "JSON list of rows"
+        _entries(entries, sink)
+    sink.skip(len(entries) + 1, "cut short")
+    sink.note(f"the file is no complete JSON: its first {len(entries)} entries were read")
+    return True
 
 
 def _trainer_state(found: dict[str, Any], sink: Sink) -> None:

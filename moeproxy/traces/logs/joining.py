@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,9 @@ from moeproxy.traces.logs.cells import Status
 from moeproxy.traces.logs.rows import Column, Rows
 
 MAX_STEP = 2**53
+_RESUMES = 3  # a log that goes back more often without repeating a step was not resumed each time
+_NEWEST_FIRST = 0.9  # share of steps back beyond which the rows stand in reverse
+_AHEAD = 1000  # rows that are looked at for where a log that went back goes on
 COMMON_STEPS = ("step", "Step", "_step", "global_step", "trainer/global_step", "iteration")
 _OF = re.compile(r"\s*(\d{1,15})\s*/\s*\d{1,15}\s*\Z", re.ASCII)
 _STEP_STATES = (Status.MEASURED, Status.NUMBER_TEXT)
@@ -47,7 +50,7 @@ class Joined:
         shown: whether a row counts for the trace; rows after which the run was resumed earlier do not.
         resumes: in order.
         duplicates: steps that have the same signal twice with different values, other than by a resume.
-        late: rows whose step had passed but that bring other signals.
+        late: rows whose step had passed, and that bring other signals or fill a gap.
         notes: what a reader must know.
     """
 
@@ -74,6 +77,16 @@ def steps_of(rows: Rows, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray, t
         fresh = (steps < 0) & (found >= 0)
         steps[fresh], clocks[fresh] = found[fresh], number
     return steps, clocks, names
+
+
+def newest_first(steps: np.ndarray, clocks: np.ndarray) -> bool:
+    """Whether the rows stand in reverse, as exports and tables sorted by time often do."""
+    there = steps >= 0
+    if not there.any():
+        return False
+    moves = np.diff(steps[there & (clocks == clocks[there][0])])
+    back = int((moves < 0).sum())
+    return back > _RESUMES and back > _NEWEST_FIRST * int((moves != 0).sum())
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
@@ -139,6 +152,49 @@ def join(
     return joined
 
 
+class _Order:
+    """Tells a row that stands behind its place from the first row after a resume.
+
+    Rows that several writers or a newest-first export put out of order fill gaps that the log left, on the same grid of
+    steps, and no step after them comes a second time. A resumed run repeats steps, or takes others than before. Where
+    a log goes back often and never repeats a step, its rows are mixed.
+
+    Args:
+        steps: of the rows of one clock, int64 (n,).
+        masks: which signals each has, uint64 (n,).
+    """
+
+    def __init__(self, steps: np.ndarray, masks: np.ndarray) -> None:
+        self._steps = steps
+        widths, counts = np.unique(np.abs(np.diff(steps)), return_counts=True)
+        counts[widths == 0] = 0
+        self._grid = int(widths[counts.argmax()]) if counts.any() else 0
+        self._again = self._next_repetition(steps, masks)
+        self._mixed = int((np.diff(steps) < 0).sum()) > _RESUMES and bool((self._again == len(steps)).all())
+
+    @staticmethod
+    def _next_repetition(steps: np.ndarray, masks: np.ndarray) -> np.ndarray:
+        """Return for every row the place of the next row whose step has had one of its signals before; n for none."""
+        seen: dict[int, int] = {}
+        repeats = np.zeros(len(steps), bool)
+        for place, (step, mask) in enumerate(zip(steps.tolist(), masks.tolist(), strict=True)):
+            before = seen.get(step, 0)
+            repeats[place] = bool(before & mask)
+            seen[step] = before | mask
+        places = np.where(repeats, np.arange(len(steps)), len(steps))
+        return np.minimum.accumulate(places[::-1])[::-1]
+
+    def late(self, place: int, highest: int, seen: Container[int]) -> bool:
+        """Whether the row at `place`, whose step is none of `seen` and below the highest of them, is only late."""
+        if self._mixed:
+            return True
+        step, again = int(self._steps[place]), int(self._again[place])
+        if not self._grid or (step - self._grid not in seen and step + self._grid not in seen):
+            return False
+        ahead = self._steps[place : min(again, place + _AHEAD)]
+        return again == len(self._steps) or again > place + _AHEAD or bool((ahead > highest).any())
+
+
 def _masks(signals: Sequence[Column], n_rows: int) -> np.ndarray:
     """Return for every row which signals it has, as bits of an integer."""
     masks = np.zeros(n_rows, np.uint64)
@@ -153,11 +209,12 @@ def _walk(rows: Rows, joined: Joined, at: np.ndarray, masks: np.ndarray, signals
     seen: dict[int, int] = {}
     rows_of: dict[int, list[int]] = {}
     highest, attempt, starts = -1, 0, [0]
-    for row in at.tolist():
+    order = _Order(joined.steps[at], masks[at])
+    for place, row in enumerate(at.tolist()):
         step, mask = int(joined.steps[row]), int(masks[row])
         if step > highest:
             highest = step
-        elif step < highest and mask and (step not in seen or mask & seen[step]):
+        elif step < highest and mask and (mask & seen[step] if step in seen else not order.late(place, highest, seen)):
             attempt += 1
             joined.resumes.append(Resume(step, highest, int(rows.lines[row])))
             starts.append(step)
@@ -199,8 +256,9 @@ def _cell(column: Column, row: int) -> tuple[int, float | None] | None:
 def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray, signals: Sequence[Column]) -> np.ndarray:
     """Return for every row the number of the run in this log.
 
-    A return to the very first step begins another run, if it has a signal that this step has already; otherwise it is
-    a late row of that step. Rows without a step belong to the run of the row before them.
+    A return to the very first step or to one before it begins another run, if it has a signal that the first step has
+    already; otherwise it is a late row, as one is that stands behind its place. Rows without a step belong to the run
+    of the row before them.
     """
     parts = np.zeros(len(rows), np.int32)
     there = np.flatnonzero(steps >= 0)
@@ -210,14 +268,36 @@ def restarts(rows: Rows, steps: np.ndarray, clocks: np.ndarray, signals: Sequenc
     at = there[clocks[there] == clock]
     walked = steps[at]
     back = np.flatnonzero((np.diff(walked) < 0) & (walked[1:] <= walked[0])) + 1
-    masks = _masks(signals, len(rows)) if back.size else np.zeros(0, np.uint64)
-    begun, seen = 0, masks[at[0]] if back.size else np.uint64(0)
-    for place in back:
-        seen |= np.bitwise_or.reduce(masks[at[begun:place]][walked[begun:place] == walked[begun]])
-        if masks[at[place]] & seen:
+    if not back.size:
+        return parts
+    masks = _masks(signals, len(rows))[at]
+    order, run = _Order(walked, masks), _Begun(walked, masks, 0)
+    for place in back.tolist():
+        run.take(place)
+        step = int(walked[place])
+        late = step not in run.seen and order.late(place, run.highest, run.seen)
+        if not late and masks[place] & run.first:
             parts[at[place] :] += 1
-            begun, seen = place, masks[at[place]]
+            run = _Begun(walked, masks, place)
     return parts
+
+
+class _Begun:
+    """What one run of a log has had up to some row: its steps, their highest, and the signals of its first step."""
+
+    def __init__(self, steps: np.ndarray, masks: np.ndarray, start: int) -> None:
+        self._steps, self._masks, self._start, self._taken = steps, masks, start, start
+        self.seen: set[int] = set()
+        self.highest, self.first = -1, np.uint64(0)
+
+    def take(self, end: int) -> None:
+        """Take the rows before `end` that have not been taken."""
+        new = self._steps[self._taken : end]
+        self.seen.update(new.tolist())
+        self.highest = max(self.highest, int(new.max()))
+        same = self._masks[self._taken : end][new == self._steps[self._start]]
+        self.first |= np.bitwise_or.reduce(same)
+        self._taken = end
 
 
 def interleaved(rows: Rows, steps: np.ndarray, signals: Sequence[Column]) -> list[int]:

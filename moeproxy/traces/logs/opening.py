@@ -48,6 +48,17 @@ class Source:
 
     name: str
     stream: io.BufferedReader[Any]
+    behind: Counted | None = None
+
+    @property
+    def cut(self) -> str:
+        """Where what was read so far ended before its end ("" if nowhere): a file, or an archive that holds it."""
+        layer: Any = self.behind
+        while isinstance(layer, Counted):
+            if layer.cut:
+                return layer.where
+            layer = layer.inner
+        return ""
 
     def peek(self) -> bytes:
         """Return the first bytes, at most 64 KiB."""
@@ -58,8 +69,9 @@ class Counted(io.RawIOBase):
     """A stream that counts what passes; with a budget, it refuses more than that many bytes for each byte behind it."""
 
     def __init__(self, inner: Stream, where: str, behind: Counted | None = None, limits: Limits | None = None) -> None:
-        self._inner, self._where, self._behind, self._limits = inner, where, behind, limits
+        self.inner, self.where, self._behind, self._limits = inner, where, behind, limits
         self.count = 0
+        self.cut = False
 
     def readable(self) -> bool:
         """Return True."""
@@ -69,16 +81,25 @@ class Counted(io.RawIOBase):
         """Read up to len(buffer) bytes.
 
         Raises:
-            TraceError: the archive is broken, cut short, or holds more than its size can honestly hold.
+            TraceError: the archive is broken, or holds more than its size can honestly hold. One that was cut short
+                (its program still writes, or a copy stopped) ends where it was cut, and `cut` says so.
         """
+        if self.cut:
+            return 0  # what raised once may say something else the second time
         try:
-            data = self._inner.read(len(buffer))
+            data = self._some(len(buffer))
         except _BROKEN as error:
-            raise _broken(self._where, error) from error
+            if not (self.count and _is_cut(error)):
+                raise _broken(self.where, error) from error
+            data, self.cut = b"", True
         buffer[: len(data)] = data
         self.count += len(data)
         self._check()
         return len(data)
+
+    def _some(self, size: int) -> bytes:
+        # `read` of a decompressor loses what it had when it comes upon the end of a file that was cut short.
+        return getattr(self.inner, "read1", self.inner.read)(size)
 
     def _check(self) -> None:
         if self._behind is None or self._limits is None or self.count <= self._limits.grace:
@@ -86,7 +107,7 @@ class Counted(io.RawIOBase):
         if self.count > self._limits.ratio * max(self._behind.count, 1):
             raise TraceError(
                 f"more than {self._limits.ratio:g} bytes come out of each byte: this looks like a decompression bomb",
-                where=self._where,
+                where=self.where,
                 expected="a compressed log",
                 remedy="unpack it yourself and give the file, if you trust it",
             )
@@ -112,7 +133,7 @@ def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[S
     head = buffered.peek(PEEK)[:PEEK]
     inner = _decompressed(head, buffered)
     if inner is None and not _is_archive(head):
-        yield Source(name, buffered)
+        yield Source(name, buffered, behind)
         return
     if depth >= limits.depth:
         raise TraceError(f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}")
@@ -142,7 +163,7 @@ def _is_archive(head: bytes) -> bool:
 
 def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
     # A zip's directory stands at its end, so a zip within a stream has to be held; a zip on disk is not.
-    inner = behind._inner
+    inner = behind.inner
     held = inner if inner.seekable() else io.BytesIO(stream.read(limits.grace + 1))
     if isinstance(held, io.BytesIO) and held.getbuffer().nbytes > limits.grace:
         raise TraceError(f"a zip of more than {limits.grace >> 20} MiB inside an archive", where=name)
@@ -173,6 +194,7 @@ def _zip_member(
 
 
 def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
+    read = 0
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for count, info in enumerate(archive, 1):
@@ -181,8 +203,13 @@ def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Sour
                 member = archive.extractfile(info) if info.isreg() else None  # links and devices are no logs
                 if member is not None:
                     yield from _opened(inside, member, limits, depth)
+                    read += 1
     except _BROKEN as error:
-        raise _broken(name, error) from error
+        if not (read and _is_cut(error)):
+            raise _broken(name, error) from error
+        rest = Counted(io.BytesIO(), name)
+        rest.cut = True
+        yield Source(name, io.BufferedReader(rest), rest)
 
 
 def _check_count(count: int, name: str, limits: Limits) -> None:
@@ -205,6 +232,11 @@ def _safe(member: str, archive: str) -> str:
             remedy="do not unpack it; ask who made it",
         )
     return str(path)
+
+
+def _is_cut(error: Exception) -> bool:
+    """Whether an error says that data ends too early, rather than that it is damaged."""
+    return isinstance(error, EOFError) or any(word in str(error).lower() for word in ("truncated", "unexpected end"))
 
 
 def _broken(where: str, error: Exception) -> TraceError:

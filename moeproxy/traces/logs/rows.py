@@ -92,6 +92,20 @@ class Rows:
                 columns[name] = Column(at, column.values[chosen], column.status[chosen], texts)
         return Rows(columns, self.lines[keep], self.origins[keep], self.origin_names, self.files[keep])
 
+    def reversed(self) -> Rows:
+        """Return the rows from the last to the first."""
+        last = len(self) - 1
+        columns = {
+            name: Column(
+                last - column.at[::-1],
+                column.values[::-1],
+                column.status[::-1],
+                {last - row: text for row, text in column.texts.items()},
+            )
+            for name, column in self.columns.items()
+        }
+        return Rows(columns, self.lines[::-1], self.origins[::-1], self.origin_names, self.files[::-1])
+
 
 class RowStore:
     """Collects rows; a row is a mapping from keys to numbers, text or None."""

@@ -92,6 +92,8 @@ class Following:
         except Exception as error:
             self._status.show(error)
             self._on_end()
+        finally:
+            follower.close()
 
 
 def check_followable(path: Path) -> None:

@@ -9,6 +9,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -115,7 +116,7 @@ def test_a_compressible_log_is_no_bomb(tmp_path: Path) -> None:
         (_tar({"/etc/passwd": LOG}), "points out of the archive"),
         (_zip({"c:\\x": LOG}), "points out of the archive"),
         (gzip.compress(gzip.compress(gzip.compress(LOG))), "3 deep"),
-        (gzip.compress(LOG)[:-9], "broken or truncated"),
+        (gzip.compress(LOG)[:10], "broken or truncated"),
         (_zip({"a": LOG})[:-20], "broken or truncated"),
         (_tar({"a": b"x" * 9000}, "w:gz")[:80], "broken or truncated"),
     ],
@@ -156,3 +157,48 @@ def test_damage_is_an_error_or_no_matter(tmp_path_factory: pytest.TempPathFactor
     file.write_bytes(damaged)
     with contextlib.suppress(TraceError):
         assert len(_read(file, SMALL)) <= 1
+
+
+ROWS = [f'{{"step": {n}, "loss": {n * 0.37 % 1:.17g}}}\n'.encode() for n in range(20_000)]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, _zstd])
+@pytest.mark.parametrize("share", [0.6, 0.95])
+def test_what_came_before_a_cut_is_read(tmp_path: Path, compress: Callable[[bytes], bytes], share: float) -> None:
+    whole = b"".join(ROWS) * (4 if compress is bz2.compress else 1)  # bzip2 gives nothing before its first 900 kB
+    packed = compress(whole)
+    (tmp_path / "x.gz").write_bytes(packed[: int(len(packed) * share)])
+    (source,) = list(_held(tmp_path / "x.gz"))
+    data, cut = source
+    assert whole.startswith(data)
+    assert share / 4 < len(data) / len(whole) < 1
+    assert cut == str(tmp_path / "x.gz")
+
+
+def test_a_tar_cut_short_gives_its_first_members(tmp_path: Path) -> None:
+    packed = _tar({"a.jsonl": b"".join(ROWS), "b.jsonl": b"".join(ROWS)}, "w:gz")
+    (tmp_path / "x.tgz").write_bytes(packed[: len(packed) * 3 // 4])
+    found = list(_held(tmp_path / "x.tgz"))
+    assert [bool(cut) for _, cut in found] == [False, True, True]
+    assert found[0][0] == b"".join(ROWS)
+    assert b"".join(ROWS).startswith(found[1][0])
+    assert len(found[1][0]) > 10_000
+
+
+def test_a_whole_archive_is_not_called_cut(tmp_path: Path) -> None:
+    (tmp_path / "x.gz").write_bytes(gzip.compress(LOG))
+    assert list(_held(tmp_path / "x.gz")) == [(LOG, "")]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_damaged_archive_is_refused(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+    packed = bytearray(compress(b"".join(ROWS)))
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "x.gz").write_bytes(packed)
+    with pytest.raises(TraceError, match="broken or truncated"):
+        list(_held(tmp_path / "x.gz"))
+
+
+def _held(path: Path) -> Iterator[tuple[bytes, str]]:
+    for source in sources(path):
+        yield source.stream.read(), source.cut
