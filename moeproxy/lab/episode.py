@@ -56,7 +56,7 @@ class Rollouts:
 
 def one_turn(prompt_ids: Sequence[list[int]], turn: Turn) -> Rollouts:
     """Return the rollouts of a task without tools."""
-    return Rollouts([list(ids) for ids in prompt_ids], turn.ids, turn.logprobs)
+    return Rollouts([list(ids) for ids in prompt_ids], turn.ids, turn.logprobs, choices=turn.choices)
 
 
 def play(
