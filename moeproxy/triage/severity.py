@@ -3,16 +3,17 @@
 Everything is judged against healthy runs of the same model, over the steps from the onset to the end of the last window
 of `study_protocol.Protocol`, so nothing depends on a model's size. Three parts, each from 0 to 1, count alike:
 
-- *reward loss*: by which share the mean reward lies below that of the healthy twin (a reward that is too high is no
-  loss; it shows in the departure);
+- *reward loss*: which share of the healthy twin's mean reward is lost, beyond what healthy runs differ by (a reward
+  that is too high is no loss; it shows in the departure);
 - *departure*: the mean over groups of signals (reward, policy, updates, responses, engines, routing, credit) of
   1 - 1/s, with s the strongest response of the group over its threshold: 0 up to the threshold, a half at twice it,
   0.9 at ten times. Groups count alike, so that ten signals of one cause are no ten causes. Signals that may only
   improve by falling, such as the difference between the engines, count in the bad direction only;
 - *not finite*: the share of steps that logged a NaN or an infinity where no healthy run does.
 
-What severity healthy runs have is measured: each calibration run is judged by another one in a spread to which neither
-contributed. A change of severity below the 95 % quantile of those is no change.
+What severity healthy runs have is measured: calibration runs are judged by one another in a spread to which neither
+contributed. A change of severity below the 95 % quantile of those is no change. Their seeds differ, those of a run and
+its twin do not, so this is on the safe side.
 
 Axes: C calibration run, X signal, S step, W window.
 """
@@ -63,7 +64,7 @@ class Severity:
     """How ill a run is.
 
     Args:
-        reward_loss: share of the healthy twin's reward that is lost.
+        reward_loss: share of the healthy twin's reward that is lost, beyond what healthy runs differ by.
         departure: how far the groups of signals are from healthy.
         not_finite: share of steps with a value that is not finite.
         groups: departure of each group that the run logs.
@@ -111,6 +112,8 @@ class Calibrated:
         steps_S: steps that all of them have.
         spread: their spread, and thresholds.
         protocol: windows and levels.
+        folds: parts of the traces, each with the spread of all others.
+        margins: what `margin` has found so far.
     """
 
     traces: tuple[Trace, ...]
@@ -118,6 +121,7 @@ class Calibrated:
     steps_S: np.ndarray
     spread: HealthySpread
     protocol: Protocol
+    folds: tuple[tuple[tuple[Trace, ...], HealthySpread], ...]
     margins: dict[int, Margin] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -135,9 +139,17 @@ class Calibrated:
                 f"{len(traces)} healthy runs", expected=f"at least {FEWEST + 2}", remedy="record more healthy runs"
             )
         names = tuple(name for name in _DIRECTION if all(name in logged(trace, (name,)) for trace in traces))
+        if "reward_mean" not in names:
+            raise ComparisonError("healthy runs without a reward", expected="the signal reward_mean")
         steps_S = np.array(sorted(set.intersection(*(set(trace.steps.index) for trace in traces))), np.int64)
         values_CXS = np.stack([signal_table(trace, names, steps_S) for trace in traces])
-        return Calibrated(tuple(traces), names, steps_S, calibrate(values_CXS, steps_S, names, rules), rules)
+        spread = calibrate(values_CXS, steps_S, names, rules)
+        folds = []
+        n_folds = min(rules.folds, len(traces) // 2)
+        for fold in range(n_folds):
+            others = np.delete(values_CXS, np.s_[fold::n_folds], axis=0)
+            folds.append((tuple(traces[fold::n_folds]), calibrate(others, steps_S, names, rules)))
+        return Calibrated(tuple(traces), names, steps_S, spread, rules, tuple(folds))
 
     def margin(self, onset: int) -> Margin:
         """Return what 95 % of healthy runs stay below, judged from this step on."""
@@ -192,7 +204,7 @@ def _severity(trace: Trace, twin: Trace, known: Calibrated, spread: HealthySprea
     groups = _departures(scores_XW, names)
     broken_XS = np.isinf(both[0]) & ~np.isinf(both[1]).any(1, keepdims=True)
     return Severity(
-        reward_loss=_reward_loss(trace, twin, steps_S[after_S]),
+        reward_loss=_reward_loss(trace, twin, steps_S[after_S], _reward_noise(names, spread)),
         departure=float(np.mean(list(groups.values()))),
         not_finite=float(broken_XS[:, after_S].any(0).mean()),
         groups=groups,
@@ -213,9 +225,15 @@ def _departures(scores_XW: np.ndarray, names: tuple[str, ...]) -> dict[str, floa
     return found
 
 
-def _reward_loss(trace: Trace, twin: Trace, steps_S: np.ndarray) -> float:
+def _reward_noise(names: tuple[str, ...], spread: HealthySpread) -> float:
+    """Return by how much the mean reward of healthy runs differs over the longest window."""
+    x = names.index("reward_mean")
+    return float(spread.threshold_X[x] * spread.unit_XW[x].min())
+
+
+def _reward_loss(trace: Trace, twin: Trace, steps_S: np.ndarray, noise: float) -> float:
     ours, theirs = (_mean_reward(one, steps_S) for one in (trace, twin))
-    return float(np.clip((theirs - ours) / max(theirs, LEAST_REWARD), 0, 1))
+    return float(np.clip((theirs - noise - ours) / max(theirs - noise, LEAST_REWARD), 0, 1))
 
 
 def _mean_reward(trace: Trace, steps_S: np.ndarray) -> float:
@@ -225,12 +243,10 @@ def _mean_reward(trace: Trace, steps_S: np.ndarray) -> float:
 
 
 def _margin(known: Calibrated, onset: int) -> Margin:
-    rows = []
-    values_CXS = np.stack([signal_table(trace, known.names, known.steps_S) for trace in known.traces])
-    for c, trace in enumerate(known.traces):
-        other = (c + 1) % len(known.traces)
-        rest_CXS = np.delete(values_CXS, [c, other], axis=0)
-        spread = calibrate(rest_CXS, known.steps_S, known.names, known.protocol)
-        rows.append(_severity(trace, known.traces[other], known, spread, onset))
+    rows = [
+        _severity(trace, twin, known, spread, onset)
+        for part, spread in known.folds
+        for trace, twin in zip(part, (*part[1:], part[0]), strict=True)
+    ]
     value, loss = ([getattr(row, name) for row in rows] for name in ("value", "reward_loss"))
     return Margin(float(np.quantile(value, QUANTILE)), float(np.quantile(loss, QUANTILE)))
