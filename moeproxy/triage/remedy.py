@@ -94,7 +94,9 @@ def try_remedies(
     watch: Watch | None = None,
     snapshots: Path | None = None,
 ) -> Remedy:
-    """Try the remedies of one case in turn until a mitigation and a repair are kept, or the time is up.
+    """Try the remedies of one case in turn, mitigations and repairs, or until the time is up.
+
+    Of each kind the next is tried until one brings the run back to what healthy runs are.
 
     Args:
         case: what is treated.
@@ -151,14 +153,14 @@ class _Log:
     trials: list[Trial] = field(default_factory=list)
 
     def due(self) -> Iterator[tuple[_Log, str, RunSpec]]:
-        """Yield the next run of each kind of which none is kept yet; none for a run that is not ill."""
+        """Yield the next run of each kind by which the run has not recovered; none for a run that is not ill."""
         if severity(self.broken, self.case.healthy, self.case.start).value <= self.margin:
             return
         tried = {trial.remedy for trial in self.trials}
         for kind in KINDS:
-            kept = any(trial.accepted and trial.kind == kind for trial in self.trials)
+            well = any(trial.recovered and trial.kind == kind for trial in self.trials)
             left = [name for name in self.case.queue if name not in tried and REMEDIES[name].kind == kind]
-            if left and not kept:
+            if left and not well:
                 yield self, left[0], treated(self.spec, left[:1], self.case.start)
 
     @property

@@ -104,7 +104,7 @@ def _share(flags: Sequence[bool]) -> float:
 def words(scored: pd.DataFrame) -> str:
     """Return the scores as sentences."""
     lines = []
-    for kind, row in scored.iterrows():
+    for kind, row in scored.to_dict("index").items():
         lines.append(
             f"{kind}: {_percent(row['mitigated'])} of {row['ill']} ill runs mitigated (of {row['runs']}), "
             f"{_percent(row['recovered'])} as healthy runs are, {_percent(row['restored'])} bit for bit; "

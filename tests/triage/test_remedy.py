@@ -11,12 +11,12 @@ import pytest
 from moeproxy.errors import ComparisonError, LabError
 from moeproxy.lab.bench import Model
 from moeproxy.lab.run import run
-from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.lab.settings import Application, GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import result_path
 from moeproxy.places import data_dir
 from moeproxy.traces import Trace
 from moeproxy.traces.pack import load_bench
-from moeproxy.triage.remedy import Case, prepare_snapshots, treated, try_on, try_remedies
+from moeproxy.triage.remedy import Case, _Log, prepare_snapshots, treated, try_on, try_remedies
 from moeproxy.triage.remedy_result import Remedy, Transfer, Trial, judge, not_ended, transfers
 from moeproxy.triage.remedy_study import main, take, take_packed
 from moeproxy.triage.remedy_table import scores, table, words
@@ -77,7 +77,7 @@ def test_what_changes_nothing_or_harms_is_rolled_back(healthy: Healthy) -> None:
 
 def test_a_little_better_is_no_better(healthy: Healthy) -> None:
     """Two runs that are equally ill differ by more than healthy ones do: a tenth of the severity is the least."""
-    effect = {"kl": 30.0, "grad_norm": 30.0, "entropy": -30.0, "response_length": 30.0}
+    effect = {"kl": 30.0, "grad_norm": 30.0, "response_length": 30.0}
     trial = judged(broken(effect), broken({**effect, "kl": 24.0}), healthy)
     assert trial.after is not None
     assert 0 < trial.before.value - trial.after.value < 0.1 * trial.before.value
@@ -221,10 +221,24 @@ def test_the_study_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no proxy" in capsys.readouterr().err
 
 
+def test_of_each_kind_the_next_is_tried_until_the_run_has_recovered(healthy: Healthy) -> None:
+    spec = RunSpec(Path("m"), injection=Injection("kl_sign", 1.0, ONSET))
+    case = Case(spec, healthy, remedies=("tis", "fp32_head", "icepop", "reconvert"))
+    log = _Log(case, spec, broken({"kl": 30}))
+    assert [name for _, name, _ in log.due()] == ["tis", "fp32_head"]
+    log.trials = [trial("tis", "mitigation", BETTER, accepted=True), trial("fp32_head", "repair", HEALTHY)]
+    assert [name for _, name, _ in log.due()] == ["icepop", "reconvert"]
+    log.trials = [trial("tis", "mitigation", HEALTHY, accepted=True), trial("fp32_head", "repair", None)]
+    assert [(name, run.remedies) for _, name, run in log.due()] == [("reconvert", (Application("reconvert", ONSET),))]
+    assert log.result(1.0).not_tried == ("icepop", "reconvert")
+    assert list(_Log(case, spec, healthy.twin).due()) == []
+
+
 @pytest.mark.slow
 def test_the_closed_loop_keeps_what_mends_and_rolls_back_what_does_not(tmp_path: Path) -> None:
     protocol = replace(Protocol(), windows=((0, 2), (2, 4)), spread_onsets=(2, 3))
-    calibration = [run(RunSpec(MODEL, seed=seed, settings=SHORT)) for seed in range(100, 106)]
+    recorded = load_bench(data_dir() / "bench", models=["original"], faults=[None], trajectories=False)
+    calibration = [trace for trace in recorded if trace.provenance.seed >= 100][:8]
     spec = RunSpec(MODEL, seed=1, settings=SHORT, injection=Injection("update_freeze", 1.0, 3))
     twin = run(replace(spec, injection=None))
     case = Case(spec, Healthy(twin, Calibrated.of(calibration, protocol)), remedies=("restart", "verified_update"))

@@ -85,9 +85,10 @@ def test_steps_that_are_not_finite_are_counted(healthy: Healthy) -> None:
 def test_nothing_depends_on_the_size_of_a_model(healthy: Healthy) -> None:
     scaled = Calibrated.of([made.run("original", seed, scale=0.01) for seed in made.CALIBRATION], made.PROTOCOL)
     small = Healthy(made.run("original", 0, scale=0.01), scaled)
-    effect = {"grad_norm": 15.0, "reward_mean": -10.0}
+    effect = {"grad_norm": 15.0, "update_norm": -15.0}
     one, other = severity(broken(effect), healthy, ONSET), severity(broken(effect, scale=0.01), small, ONSET)
-    assert one.value == pytest.approx(other.value, abs=0.02)
+    assert one.groups["updates"] == pytest.approx(other.groups["updates"], abs=0.02)
+    assert one.groups["updates"] > 0.5
 
 
 def test_what_cannot_be_judged_is_refused(healthy: Healthy, calibrated: Calibrated) -> None:
