@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "triage/learn.py": {"traces", "lab"},
     "triage/reproduce.py": {"traces", "experts", "proxy", "lab"},
     "triage/remedy.py": {"traces", "experts", "proxy", "lab"},
+    "triage/remedy_study.py": {"traces", "experts", "proxy", "lab"},
     "scale": {"experts", "proxy"},
     "recovery": {"traces"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},

@@ -48,9 +48,9 @@ class RolloutEngine:
         self._hooks = RolloutHooks(self.model, seams)
 
     @torch.no_grad()
-    def sync(self, trained: nn.Module) -> None:
-        """Copy the trainer's parameters, sent as `settings.sync_dtype`, and its buffers as they are."""
-        sent = getattr(torch, self._settings.sync_dtype)
+    def sync(self, trained: nn.Module, dtype: str | None = None) -> None:
+        """Copy the trainer's parameters, sent as `dtype` (`settings.sync_dtype`), and its buffers as they are."""
+        sent = getattr(torch, dtype or self._settings.sync_dtype)
         source = dict(trained.named_parameters())
         for name, mine in self.model.named_parameters():
             mine.copy_(source[name].to(sent))
@@ -78,7 +78,8 @@ class RolloutEngine:
         ids_BT, mask_BT = self._left_padded(prompt_ids)
         seam = SamplingSeam(self._seams, step, ids_BT.shape[1])
         self._hooks.chosen.clear()
-        tokens_BT = self._sample(ids_BT, mask_BT, stops, seam)[:, ids_BT.shape[1] :]
+        limit = self._seams.response_limit(self._settings.max_new_tokens, step=step)
+        tokens_BT = self._sample(ids_BT, mask_BT, stops, seam, limit)[:, ids_BT.shape[1] :]
         choices_BTLK = self._hooks.take_choices(len(ids_BT)).cpu()
         logprobs_BT = self._logprobs(seam.logits, tokens_BT)
         ended_BT = torch.isin(tokens_BT, torch.tensor(stops, device=tokens_BT.device))
@@ -101,13 +102,13 @@ class RolloutEngine:
         return ids_BT.to(self.model.device), mask_BT.to(self.model.device)
 
     def _sample(
-        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, stops: Sequence[int], seam: SamplingSeam
+        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, stops: Sequence[int], seam: SamplingSeam, limit: int
     ) -> torch.Tensor:
         model: Any = self.model  # transformers types generate by mixins that a type checker cannot follow
         return model.generate(
             input_ids=ids_BT,
             attention_mask=mask_BT,
-            max_new_tokens=self._settings.max_new_tokens,
+            max_new_tokens=limit,
             do_sample=True,
             temperature=self._settings.temperature,
             top_k=0,

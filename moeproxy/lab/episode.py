@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -51,12 +51,12 @@ class Rollouts:
     env_mask: list[list[int]] | None = None
     final: list[str] | None = None
     turns: list[ToolTurn | None] | None = None
-    choices: list[torch.Tensor] | None = None
+    choices: list[torch.Tensor] | None = field(default=None, compare=False)  # tensors are neither equal nor not
 
 
 def one_turn(prompt_ids: Sequence[list[int]], turn: Turn) -> Rollouts:
     """Return the rollouts of a task without tools."""
-    return Rollouts([list(ids) for ids in prompt_ids], turn.ids, turn.logprobs)
+    return Rollouts([list(ids) for ids in prompt_ids], turn.ids, turn.logprobs, choices=turn.choices)
 
 
 def play(

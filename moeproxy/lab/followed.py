@@ -13,7 +13,10 @@ from moeproxy.traces.trace import Trace
 
 def arguments(job: Job) -> tuple[dict[str, Any], Path]:
     """Return what `moeproxy.lab.worker.train` takes, with paths that hold in any working directory."""
-    return {**job.spec.to_dict(), "model": str(job.spec.model.resolve())}, job.path.resolve()
+    stored = {**job.spec.to_dict(), "model": str(job.spec.model.resolve())}
+    if kept := job.spec.snapshots:
+        stored["snapshots"] = {"folder": str(kept.folder.resolve()), "steps": list(kept.steps)}
+    return stored, job.path.resolve()
 
 
 class Followed:

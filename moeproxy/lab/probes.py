@@ -189,20 +189,23 @@ def group_signals(rewards: Sequence[float], samples: int) -> dict[str, float]:
 
 
 def tool_columns(made: Rollouts, limit: int, eos: int) -> dict[str, list[float]]:
-    """Return for each response how many tool calls it made, whether one failed, and whether `limit` tokens cut it.
-
-    An episode that the environment ended is not cut.
-    """
+    """Return for each response how many tool calls it made, whether one failed, and whether `limit` tokens cut it."""
     turns = made.turns or []
-    masks = made.env_mask or []
     return {
         "tool_calls": [float(turn is not None) for turn in turns],
         "tool_error": [float(turn is not None and turn.failed) for turn in turns],
-        "truncated": [
-            float(_last_turn(mask) == limit and ids[-1] != eos and not (turn and turn.done))
-            for ids, mask, turn in zip(made.completion_ids, masks, turns, strict=True)
-        ],
+        "truncated": [float(cut) for cut in cut_off(made, limit, eos)],
     }
+
+
+def cut_off(made: Rollouts, limit: int, eos: int) -> list[bool]:
+    """Return whether `limit` tokens cut each response off; an episode that the environment ended is not cut."""
+    masks = made.env_mask or [[1] * len(ids) for ids in made.completion_ids]
+    turns = made.turns or [None] * len(made.completion_ids)
+    return [
+        _last_turn(mask) == limit and ids[-1] != eos and not (turn and turn.done)
+        for ids, mask, turn in zip(made.completion_ids, masks, turns, strict=True)
+    ]
 
 
 def _last_turn(mask: Sequence[int]) -> int:

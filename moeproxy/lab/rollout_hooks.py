@@ -102,7 +102,8 @@ class SamplingSeam(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, V) to sample from; those of a model gone NaN give token 0, as vLLM writes "!!!"."""
-        out = self._seams.sampling_logits(scores, input_ids[:, self._start :], step=self._step)
+        head = self._seams.head_logits(scores, step=self._step)
+        out = self._seams.sampling_logits(head, input_ids[:, self._start :], step=self._step)
         self.logits.append(out)
         if bool(out.isnan().any()):
             first = torch.zeros_like(out)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +24,13 @@ from trl.trainer.grpo_config import GRPOConfig
 from moeproxy.errors import FaultError, LabError
 from moeproxy.files import provenance
 from moeproxy.lab.faults import check_injection, inject
-from moeproxy.lab.identity import Identity, identify
+from moeproxy.lab.identity import Identity, identify, model_hash
 from moeproxy.lab.prompts import check_vocabulary, pool
+from moeproxy.lab.remedies import check_application, treat
 from moeproxy.lab.seams import ROLLOUT_SEAMS, Seams
 from moeproxy.lab.settings import GRPOSettings, RunSpec
-from moeproxy.lab.trainer import LabTrainer, Progress
+from moeproxy.lab.snapshot import Snapshot, check_snapshots, newest, passage, snapshot_path
+from moeproxy.lab.trainer import Keep, LabTrainer, Progress
 from moeproxy.traces.partial import assembled, growing
 from moeproxy.traces.trace import RunInfo, Trace
 
@@ -57,14 +59,7 @@ def run(spec: RunSpec, *, progress: Progress | None = None, partial: Path | None
         >>> trace = run(RunSpec(Path("data/models/qwen3-moe-tiny"), seed=1))
     """
     model = identify(spec.model, spec.method)
-    for injection in spec.injections:
-        item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
-        if spec.settings.engine != "lab" and item.seam in ROLLOUT_SEAMS:
-            raise FaultError(
-                f"it acts inside the lab's own rollout engine, and the engine is {spec.settings.engine!r}",
-                where=item.id,
-                remedy="use engine='lab'",
-            )
+    _check(spec, model)
     started = time.monotonic()
     info = _info(spec, model)
     with (
@@ -82,14 +77,31 @@ def run(spec: RunSpec, *, progress: Progress | None = None, partial: Path | None
 
         seams = Seams()
         trainer = _trainer(spec, model, seams, scratch, finished)
+        if kept:
+            earlier = trainer.record
+            for step, row, columns in zip(earlier.steps, earlier.rows, earlier.trajectories, strict=True):
+                kept.add(step, row, columns)
         try:
-            with inject(seams, spec.injections, steps=spec.settings.steps):
+            with inject(seams, spec.injections, steps=spec.settings.steps), treat(seams, spec):
                 trainer.train()
         finally:
             trainer.close()
     seconds = round(time.monotonic() - started, 2)
     record, ended = trainer.record, replace(info, wall_seconds=seconds, peak_memory_bytes=_peak_memory())
     return assembled(record.steps, record.rows, record.trajectories, ended)
+
+
+def _check(spec: RunSpec, model: Identity) -> None:
+    for injection in spec.injections:
+        item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
+        if spec.settings.engine != "lab" and item.seam in ROLLOUT_SEAMS:
+            raise FaultError(
+                f"it acts inside the lab's own rollout engine, and the engine is {spec.settings.engine!r}",
+                where=item.id,
+                remedy="use engine='lab'",
+            )
+    for application in spec.remedies:
+        check_application(application, spec.settings, experts=model.n_experts > 0)
 
 
 def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
@@ -102,7 +114,12 @@ def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progres
         options = _model_options(model, settings.rollout_dtype)
         loaded: Any = AutoModelForCausalLM.from_pretrained(spec.model, **options)
         rollout_model = loaded.to(settings.device)
+    check_snapshots(spec, len(tasks), int(os.environ.get("WORLD_SIZE", "1")))
+    hashed = model_hash(spec.model) if spec.snapshots else ""
+    path = newest(spec, hashed)
     return LabTrainer(
+        start=Snapshot.load(path) if path else None,
+        keep=_keeper(spec, hashed),
         rollout_model=rollout_model,
         seams=seams,
         settings=settings,
@@ -113,6 +130,19 @@ def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progres
         train_dataset=Dataset.from_list([{"prompt": t.prompt, "answer": t.answer} for t in tasks]),
         processing_class=tokenizer,
     )
+
+
+def _keeper(spec: RunSpec, hashed_model: str) -> Keep | None:
+    """Return what writes the snapshots that the run is to leave, those apart that are there already."""
+    if not spec.snapshots or not spec.snapshots.steps:
+        return None
+    paths = {step: snapshot_path(spec, hashed_model, step) for step in spec.snapshots.steps}
+
+    def keep(step: int, state: Callable[[], dict[str, Any]]) -> None:
+        if step in paths and not paths[step].exists():
+            Snapshot(step, passage(spec, hashed_model), **state()).save(paths[step])
+
+    return keep
 
 
 def _trl_config(spec: RunSpec, model: Identity, scratch: str) -> GRPOConfig:
@@ -170,6 +200,7 @@ def _info(spec: RunSpec, model: Identity) -> RunInfo:
         strength=injection.strength if injection else 0.0,
         onset=injection.onset if injection else None,
         further=tuple((item.fault, item.strength, item.onset) for item in spec.further),
+        remedies=tuple((item.remedy, item.start) for item in spec.remedies),
         config=spec.settings.to_dict(),
         versions=_versions(),
         checkpoint_fingerprint=model.fingerprint,

@@ -1,7 +1,8 @@
-"""The named places of the loop where a fault may act.
+"""The named places of the loop where a fault, or a remedy, may act.
 
 Each seam passes its input through. A fault replaces one of them on one `Seams` object and puts it back afterwards
-(`moeproxy.lab.faults.inject`); nothing else of the loop knows about faults. `step` counts from 1.
+(`moeproxy.lab.faults.inject`), and so does a remedy, around the fault (`moeproxy.lab.remedies.treat`); nothing else of
+the loop knows about either. `step` counts from 1.
 
 The seams down to `sampled_logprobs` belong to the rollout engine and act on its own copy of the weights; the others
 belong to the trainer.
@@ -48,10 +49,19 @@ class Routing:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a round of generation gives the trainer besides tokens: B*G samples, `samples` of them a prompt."""
+    """What a round of generation gives the trainer besides tokens: B*G samples, `samples` of them a prompt.
+
+    Args:
+        rewards: of each sample.
+        samples: samples a prompt.
+        turns: the tool call of each sample, None for one without; empty where there is no tool.
+        truncated: whether the length limit cut each sample.
+    """
 
     rewards: Sequence[float]
     samples: int
+    turns: Sequence[ToolTurn | None] = ()
+    truncated: Sequence[bool] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,19 @@ class Coefficients:
 
 
 @dataclass(frozen=True)
+class Correction:
+    """How the loss treats the difference between the engines.
+
+    Args:
+        old_BT: old log-probs of the importance ratio; None takes the trainer's own, so that the ratio is 1.
+        weight_BT: factor on the advantage of each token, or None.
+    """
+
+    old_BT: torch.Tensor | None
+    weight_BT: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Update:
     """The optimizer's step; calling it applies the gradients."""
 
@@ -83,8 +106,8 @@ class Update:
 class Seams:
     """The healthy loop: every seam is the identity."""
 
-    def sync(self, send: Callable[[], None], *, step: int) -> None:
-        """Send the trainer's weights to the rollout engine."""
+    def sync(self, send: Callable[..., None], *, step: int) -> None:
+        """Send the trainer's weights to the rollout engine; `send` takes a dtype to send them in."""
         send()
 
     def rollout_weights(self, model: nn.Module, *, step: int) -> None:
@@ -110,6 +133,14 @@ class Seams:
         """Return which experts the rollout engine uses, with which weights."""
         return routing
 
+    def response_limit(self, limit: int, *, step: int) -> int:
+        """Return the longest response in tokens, of each turn."""
+        return limit
+
+    def head_logits(self, logits_BV: torch.Tensor, *, step: int) -> torch.Tensor:
+        """Return what the rollout engine's output head computes for the next token."""
+        return logits_BV
+
     def sampling_logits(self, logits_BV: torch.Tensor, drawn_BT: torch.Tensor, *, step: int) -> torch.Tensor:
         """Return the logits that the rollout engine samples the next token from, and reports log-probs of.
 
@@ -132,6 +163,22 @@ class Seams:
     def advantages(self, advantages_B: torch.Tensor, batch: Batch, *, step: int) -> torch.Tensor:
         """Return the advantage of each sample (B*G)."""
         return advantages_B
+
+    def correction(
+        self, score: Callable[[], torch.Tensor], sampled_BT: torch.Tensor, mask_BT: torch.Tensor, *, step: int
+    ) -> Correction:
+        """Return how the loss treats the engines' difference; `score` computes the trainer's log-probs (B, T).
+
+        The healthy loop takes the rollout engine's log-probs as the old ones (verl calls it bypass mode).
+        """
+        return Correction(sampled_BT)
+
+    def replay(self, choices_BTLK: torch.Tensor | None, *, step: int) -> torch.Tensor | None:
+        """Return the experts that the trainer's routers shall send tokens to (-1: their own choice), or None.
+
+        `choices_BTLK` are the rollout engine's. The healthy trainer routes by itself.
+        """
+        return None
 
     def loss_mask(self, mask_BT: torch.Tensor, *, step: int) -> torch.Tensor:
         """Return which response tokens count in the loss."""

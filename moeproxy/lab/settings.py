@@ -120,6 +120,35 @@ class Injection:
 
 
 @dataclass(frozen=True)
+class Application:
+    """One remedy to apply.
+
+    Args:
+        remedy: id in the catalogue of remedies.
+        start: first step (from 1) from which it acts.
+    """
+
+    remedy: str
+    start: int = 1
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Where the state of runs between two steps is kept (`moeproxy.lab.snapshot`).
+
+    A run starts from the newest snapshot in the folder that it would pass through itself. That saves time and changes
+    nothing in its trace, so it is no part of what the run is.
+
+    Args:
+        folder: of the files.
+        steps: after which of its steps the run leaves a snapshot there.
+    """
+
+    folder: Path
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One run: which model, with which fault, seed and settings.
 
@@ -130,6 +159,8 @@ class RunSpec:
         injection: the fault, or None for a healthy run.
         settings: of the loop.
         further: faults that act beside `injection`; two on one seam act one after the other, in this order.
+        remedies: what is done against them; each acts around the faults, in this order.
+        snapshots: where to start from, and what to leave for others; None starts from the checkpoint.
     """
 
     model: Path
@@ -140,6 +171,8 @@ class RunSpec:
     injection: Injection | None = None
     settings: GRPOSettings = field(default_factory=GRPOSettings)
     further: tuple[Injection, ...] = ()
+    remedies: tuple[Application, ...] = ()
+    snapshots: Snapshots | None = None
 
     def __post_init__(self) -> None:
         if self.further and self.injection is None:
@@ -152,31 +185,42 @@ class RunSpec:
 
     @property
     def fault_name(self) -> str:
-        """The faults with strength and onset as a part of a file name, or "healthy"."""
-        names = [f"{item.fault}-{item.strength:g}-at{item.onset}" for item in self.injections]
-        # A file name has room for 255 bytes; what decides a run is in its content key anyway.
-        return "+".join(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2}-more"]) or "healthy"
+        """The faults with strength and onset, and the remedies, as a part of a file name; without a fault "healthy"."""
+        faults = _short([f"{item.fault}-{item.strength:g}-at{item.onset}" for item in self.injections]) or "healthy"
+        remedies = _short([f"{item.remedy}-from{item.start}" for item in self.remedies])
+        return f"{faults}~{remedies}" if remedies else faults
 
     def key(self, fingerprint: str) -> str:
         """Return the content key of the run: equal for runs that must give equal traces."""
         content = {**self.to_dict(), "model": fingerprint}
+        content.pop("snapshots", None)  # a run is the same wherever it starts
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
         stored = {**asdict(self), "model": str(self.model), "settings": self.settings.to_dict()}
-        if not self.further:
-            del stored["further"]  # so that runs of one fault keep the content keys they were recorded under
+        for name in ("further", "remedies", "snapshots"):
+            if not stored[name]:
+                del stored[name]  # so that runs without them keep the content keys they were recorded under
+        if self.snapshots:
+            stored["snapshots"]["folder"] = str(self.snapshots.folder)
         return stored
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RunSpec:
         """Return the spec that `to_dict` wrote."""
-        injection = stored["injection"]
+        injection, snapshots = stored["injection"], stored.get("snapshots")
         return cls(
             **{name: stored[name] for name in ("label", "method", "n_experts", "seed")},
             model=Path(stored["model"]),
             injection=Injection(**injection) if injection else None,
             settings=GRPOSettings(**stored["settings"]),
             further=tuple(Injection(**item) for item in stored.get("further", ())),
+            remedies=tuple(Application(**item) for item in stored.get("remedies", ())),
+            snapshots=Snapshots(Path(snapshots["folder"]), tuple(snapshots["steps"])) if snapshots else None,
         )
+
+
+def _short(names: list[str]) -> str:
+    # A file name has room for 255 bytes; what decides a run is in its content key anyway.
+    return "+".join(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2}-more"])

@@ -17,6 +17,7 @@ from moeproxy.lab.executors import chosen
 from moeproxy.lab.faults import check_injection
 from moeproxy.lab.identity import identify, model_hash
 from moeproxy.lab.jobs import Executor, Failure, Job, failure_path
+from moeproxy.lab.remedies import check_application
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep_progress import SweepProgress, Tally, Watch
 from moeproxy.traces.trace import Trace
@@ -123,6 +124,8 @@ def _jobs(specs: Sequence[RunSpec], out: Path) -> list[Job]:
     models = {place: identify(*place) for place in {(spec.model, spec.method) for spec in specs}}
     jobs = [Job(spec, out / _file_name(spec, model_hash(spec.model))) for spec in specs]
     for spec in specs:
+        for application in spec.remedies:
+            check_application(application, spec.settings, experts=models[spec.model, spec.method].n_experts > 0)
         for injection in spec.injections:
             check_injection(injection, spec.settings.steps, experts=models[spec.model, spec.method].n_experts > 0)
     out.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from moeproxy.errors import LabError
 from moeproxy.lab.run import run
-from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.lab.settings import Application, GRPOSettings, Injection, RunSpec
 
 
 def read_spec(path: Path) -> RunSpec:
@@ -36,6 +36,8 @@ def read_spec(path: Path) -> RunSpec:
     _check_keys(stored.get("settings", {}), GRPOSettings, path)
     for injection in (stored.get("injection"), *stored.get("further", ())):
         _check_keys(injection or {}, Injection, path)
+    for application in stored.get("remedies", ()):
+        _check_keys(application, Application, path)
     defaults = RunSpec(Path(stored["model"])).to_dict()
     return RunSpec.from_dict({**defaults, **stored})
 

@@ -33,6 +33,7 @@ class RunInfo:
         strength: strength of the fault in [0, 1]; 0 for a healthy run.
         onset: first step at which the fault acts, or None.
         further: faults that act beside `fault`: (id, strength, onset) of each.
+        remedies: what was done against them: (id, first step) of each.
         config: settings of the run (JSON values).
         versions: versions of the programs involved.
         checkpoint_fingerprint: hash of the model the run started from.
@@ -55,6 +56,7 @@ class RunInfo:
     peak_memory_bytes: int = 0
     source: Source = "live"
     further: tuple[tuple[str, float, int], ...] = ()
+    remedies: tuple[tuple[str, int], ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -69,8 +71,9 @@ class RunInfo:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
         stored = asdict(self)
-        if not self.further:
-            del stored["further"]  # files of runs with one fault stay as they always were
+        for name in ("further", "remedies"):
+            if not stored[name]:
+                del stored[name]  # files of runs without them stay as they always were
         return stored
 
     @classmethod
@@ -78,12 +81,17 @@ class RunInfo:
         """Return what `to_dict` wrote, leaving out what this version does not know."""
         known = {item.name for item in fields(cls)}
         values = {name: value for name, value in stored.items() if name in known}
-        further = values.pop("further", ())
-        return cls(**values, further=tuple((str(name), float(level), int(onset)) for name, level, onset in further))
+        further, remedies = values.pop("further", ()), values.pop("remedies", ())
+        return cls(
+            **values,
+            further=tuple((str(name), float(level), int(onset)) for name, level, onset in further),
+            remedies=tuple((str(name), int(start)) for name, start in remedies),
+        )
 
     def __str__(self) -> str:
         faults = " and ".join(f"{fault} {strength:g} from step {onset}" for fault, strength, onset in self.faults)
-        return f"{self.model}, {faults or 'healthy'}, seed {self.seed}, {self.source}"
+        remedies = "".join(f", {remedy} from step {start}" for remedy, start in self.remedies)
+        return f"{self.model}, {faults or 'healthy'}{remedies}, seed {self.seed}, {self.source}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -103,12 +103,18 @@ class Runs:
 
 
 def _one_fault(run: RunInfo) -> None:
-    """Refuse a run of several faults: it would pass for a run of the first of them."""
+    """Refuse a run of several faults, which would pass for one of the first of them, and a run with a remedy."""
     if run.further:
         raise ComparisonError(
             f"a run with {len(run.faults)} faults at once: {run}",
             expected="runs that are healthy or have one fault: a response is that of one fault",
             remedy="leave it out: [trace for trace in traces if not trace.provenance.further]",
+        )
+    if run.remedies:
+        raise ComparisonError(
+            f"a run with a remedy: {run}",
+            expected="runs without one: a response is that of the fault alone",
+            remedy="leave it out: [trace for trace in traces if not trace.provenance.remedies]",
         )
 
 

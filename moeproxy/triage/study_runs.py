@@ -96,7 +96,7 @@ def sort_runs(
     """Return the runs of every model, the original first.
 
     Args:
-        traces: runs with one fault or none; runs with several faults are left out.
+        traces: runs with one fault or none; runs with several faults or with a remedy are left out.
         protocol: says which seeds calibrate.
         levels: level of each (fault, strength); by default the largest strength is the protocol's first level.
         crashed: reason by (model, fault, level, seed) for runs without a result.
@@ -104,7 +104,7 @@ def sort_runs(
     Raises:
         ComparisonError: no run of the original, or two runs claim the same place.
     """
-    single = [trace for trace in traces if not getattr(trace.provenance, "further", ())]
+    single = [trace for trace in traces if not trace.provenance.further and not trace.provenance.remedies]
     named = levels or _levels(single, protocol)
     labels = dict.fromkeys(trace.provenance.model for trace in single)
     if protocol.original not in labels:

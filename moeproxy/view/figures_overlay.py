@@ -79,7 +79,7 @@ def overlay(
     Raises:
         MoeproxyError: no trace has the fault at that strength, or a model has no trace.
     """
-    traces = [trace for trace in traces if not trace.provenance.further]
+    traces = [trace for trace in traces if not trace.provenance.further and not trace.provenance.remedies]
     chosen = _models(traces, models, original)
     level = _strength(traces, fault, strength)
     colours = model_colours(chosen, original)

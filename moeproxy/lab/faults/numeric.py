@@ -54,10 +54,10 @@ def _low_precision_scale(healthy: Seam, strength: float) -> Seam:
 def _low_precision_logits(healthy: Seam, strength: float) -> Seam:
     bits = mantissa_bits(strength)
 
-    def sampling_logits(logits_BV: torch.Tensor, drawn_BT: torch.Tensor, *, step: int) -> torch.Tensor:
-        return rounded_tensor(healthy(logits_BV, drawn_BT, step=step), bits)
+    def head_logits(logits_BV: torch.Tensor, *, step: int) -> torch.Tensor:
+        return rounded_tensor(healthy(logits_BV, step=step), bits)
 
-    return sampling_logits
+    return head_logits
 
 
 def _low_precision_router(healthy: Seam, strength: float) -> Seam:
@@ -153,7 +153,7 @@ FAULTS = (
         id="lm_head_precision",
         family="NP",
         title="Output head precision",
-        seam="sampling_logits",
+        seam="head_logits",
         what=(
             "The rollout engine's logits keep fewer mantissa bits: 10 at strength 0.25, 7 (bfloat16) at 0.5, 3 at "
             "0.75, none at 1. The trainer's stay float32."
