@@ -223,14 +223,21 @@ def _stands_out(cause: Cause) -> bool:
     return cause.confidence >= LEAST and bool(cause.supports or cause.explains)
 
 
+def likeliest(library: Library, features_F: np.ndarray) -> list[tuple[str, float]]:
+    """Return the likeliest faults of a fingerprint with their confidences, whatever follows from whatever."""
+    confidence_C = library.confidences(features_F)
+    return [(library.faults[c], float(confidence_C[c])) for c in np.argsort(-confidence_C)[:SHOWN]]
+
+
 def rank(
     library: Library, mark: Fingerprint, detection: Detection, catalogue: Mapping[str, Entry]
 ) -> tuple[Cause, ...]:
     """Return the likeliest causes of a fingerprint, consequences under their causes."""
     features_F = mark.features(library.signals)
-    confidence_C = library.confidences(features_F)
-    order = np.argsort(-confidence_C)[:SHOWN]
-    causes = [_cause(library, int(c), features_F, float(confidence_C[c]), detection, catalogue) for c in order]
+    causes = [
+        _cause(library, fault, features_F, confidence, detection, catalogue)
+        for fault, confidence in likeliest(library, features_F)
+    ]
     first = causes[0]
     under = [one for one in causes[1:] if one.confidence < RIVAL * first.confidence and _covered(one, first)]
     beside = [one for one in causes[1:] if one not in under]
@@ -243,13 +250,12 @@ def _covered(one: Cause, first: Cause) -> bool:
 
 def _cause(
     library: Library,
-    c: int,
+    fault: str,
     features_F: np.ndarray,
     confidence: float,
     detection: Detection,
     catalogue: Mapping[str, Entry],
 ) -> Cause:
-    fault = library.faults[c]
     kind = library.kind_of(fault, features_F)
     entry = catalogue.get(fault) or Entry(fault, "?", fault, "", "", "", "")
     n_changes = len(library.signals) * len(SPANS)

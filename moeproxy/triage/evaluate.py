@@ -29,6 +29,7 @@ from moeproxy.triage.alone import Priors
 from moeproxy.triage.baselines import baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
 from moeproxy.triage.evaluate_page import page
+from moeproxy.triage.evaluate_reproduce import reproduction_scores
 from moeproxy.triage.learn import Fits, Run, learn_alone, learn_beside, learn_priors, references, runs_of
 from moeproxy.triage.library import Library
 from moeproxy.triage.study_protocol import FAMILIES
@@ -196,7 +197,8 @@ def unknown_scores(library: Library, level: str) -> dict[str, float]:
 def evaluate(runs: Sequence[Run]) -> dict[str, object]:
     """Score both ways of judging on recorded runs."""
     levels = [level for level in ("clear", "subtle") if any(run.level == level for run in runs)]
-    result: dict[str, Any] = {"runs": len(runs), "detection": [], "diagnosis": [], "unknown": []}
+    parts = ("detection", "diagnosis", "unknown", "reproduction")
+    result: dict[str, Any] = {"runs": len(runs), **{part: [] for part in parts}}
     for mode in (BESIDE, ALONE):
         table = pd.DataFrame([asdict(one) for one in judgements(runs, mode)])
         result["detection"] += _detection_rows(table, mode, levels)
@@ -207,6 +209,8 @@ def evaluate(runs: Sequence[Run]) -> dict[str, object]:
             result["unknown"].append({"mode": mode, "level": level, **unknown_scores(library, level)})
             if mode == BESIDE:
                 result["diagnosis"] += [{"mode": mode, **row} for row in baseline_classes(library, level, macro_f1)]
+        if mode == BESIDE:
+            result["reproduction"] = reproduction_scores(runs, library)
     result["detection"] += baseline_detectors(runs, levels)
     return result
 

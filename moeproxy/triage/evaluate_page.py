@@ -69,10 +69,25 @@ def page(result: Mapping[str, Any]) -> str:
                 [(r["mode"], r["level"], *(f"{r[k]:.2f}" for k in _UNKNOWN)) for r in result["unknown"]],
             ),
             "",
+            "## Reproduced on a proxy",
+            "",
+            "The five likeliest faults by the trace alone (library without the tested model and seed), and the same "
+            "five ranked again by how they match recorded runs of one proxy with other seeds "
+            "(`triage.reproduce`): share of runs whose fault comes first, or among the first three.",
+            "",
+            *_table(
+                ("tested on", "proxy", "level", "runs", "alone: first", "first 3", "reproduced: first", "first 3"),
+                [
+                    (r["tested"], r["proxy"], r["level"], str(r["runs"]), *(f"{r[k]:.3f}" for k in _REPRODUCED))
+                    for r in result["reproduction"]
+                ],
+            ),
+            "",
         ]
     )
 
 
+_REPRODUCED = ("alone_top1", "alone_top3", "reproduced_top1", "reproduced_top3")
 _UNKNOWN = ("unknown", "same_family", "either", "known_called_unknown")
 
 

@@ -102,11 +102,17 @@ def fingerprint(table: Judged, found: Departures, onset: int, units: Units) -> F
     known = [name in units.by_signal for name in found.names]
     unit_XW = np.array([units.by_signal.get(name, (np.nan,) * len(SPANS)) for name in found.names])
     change_XW = np.where(known_WX.T, change_WX.T / unit_XW, np.nan)
-    start = int(np.searchsorted(table.steps_S, onset))
-    broken = {name for name, broken_S in zip(table.rows, table.broken_RS, strict=True) if _breaks(broken_S, start)}
-    broken_X = [any(found.rows[r] in broken for r in rows) for _, rows in groups(found.rows)]
+    broken = broken_after(table, found, onset)
+    broken_X = [name in broken for name, _ in groups(found.rows)]
     chosen = np.flatnonzero(known)
     return Fingerprint(tuple(found.names[x] for x in chosen), change_XW[chosen], np.array(broken_X, float)[chosen])
+
+
+def broken_after(table: Judged, found: Departures, onset: int) -> set[str]:
+    """Return the signals that are not finite any more from an onset on."""
+    start = int(np.searchsorted(table.steps_S, onset))
+    broken = {name for name, broken_S in zip(table.rows, table.broken_RS, strict=True) if _breaks(broken_S, start)}
+    return {name for name, rows in groups(found.rows) if any(found.rows[r] in broken for r in rows)}
 
 
 def _breaks(broken_S: np.ndarray, start: int) -> bool:

@@ -53,8 +53,9 @@ class Run:
 
 
 def runs_of(traces: Sequence[Trace]) -> list[Run]:
-    """Return the runs with one fault or none, of the original and of proxies."""
-    return [Run.of(t) for t in traces if not t.provenance.further and t.provenance.method in METHODS]
+    """Return the runs with one fault or none and no remedy, of the original and of proxies."""
+    single = [trace for trace in traces if not trace.provenance.further and not trace.provenance.remedies]
+    return [Run.of(trace) for trace in single if trace.provenance.method in METHODS]
 
 
 def references(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -1,0 +1,298 @@
+"""Reproduce a failure on a proxy: inject the likely faults there, and rank them by how well the response matches.
+
+    runs = ProxyRuns(load_bench("data/bench", models=["cluster-16"]))
+    reproduce(read("failing.jsonl")[0], runs, healthy)
+
+Cheap first: runs of the proxy that are recorded already. With `live`, faults of which none is recorded are run, the
+likeliest first, within a budget of minutes. Whether this tells more than the trace alone is measured by
+`triage.evaluate` and stated in data/triage/TRIAGE.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from moeproxy.errors import ComparisonError
+from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.settings import Injection, RunSpec
+from moeproxy.lab.sweep import sweep, try_sweep
+from moeproxy.lab.sweep_progress import Watch
+from moeproxy.traces.logtrace import LogTrace
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.aligned import Aligned, aligned
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, judge, measure
+from moeproxy.triage.diagnose import likeliest
+from moeproxy.triage.fingerprint import fingerprint
+from moeproxy.triage.judged import Judged
+from moeproxy.triage.learn import Fits
+from moeproxy.triage.learned import load_library
+from moeproxy.triage.library import Library
+from moeproxy.triage.logged import trace_of, traces_of
+from moeproxy.triage.reference import FEWEST_RUNS, Departures
+from moeproxy.triage.reproduction import Candidate, Reproduction
+
+__all__ = ["Candidate", "Live", "ProxyRuns", "Reproduction", "reproduce"]
+
+WEIGHT = 8.0
+"""What a match of 1 adds to the logarithm of a candidate's confidence (chosen on original and cluster-16)."""
+
+ALIKE = 0.5
+"""Mean response from which on a signal is said to move alike, or not."""
+
+SHOWN, LEAST_OTHERS = 4, 20
+QUANTILE = 0.95
+EARLIEST, LATEST = 10, 30
+"""Steps between which new runs get their fault: a past to change from, and half of a run to see what follows."""
+
+
+@dataclass(frozen=True)
+class ProxyRun:
+    """One broken run of the proxy: its fault, and how it went on from its onset."""
+
+    fault: str
+    strength: float
+    live: bool
+    course: Aligned
+
+
+@dataclass(frozen=True)
+class Live:
+    """How new runs of the proxy are made.
+
+    Args:
+        spec: a healthy run of it: model, label, method, settings.
+        out: folder of the runs; what lies there already is not run again.
+        minutes: budget; no round of runs begins that is not expected to end in time.
+        strengths: of each fault that is tried.
+        workers: runs at a time.
+        watch: see `moeproxy.lab.sweep.sweep`.
+    """
+
+    spec: RunSpec
+    out: Path
+    minutes: float
+    strengths: tuple[float, ...] = (1.0,)
+    workers: int | None = None
+    watch: Watch | None = None
+
+
+class ProxyRuns:
+    """What is known of one proxy: healthy runs, and runs with one fault each.
+
+    Args:
+        traces: of one model and setting; runs with several faults or with a remedy are left out.
+
+    Raises:
+        ComparisonError: runs of several models.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        labels = sorted({trace.provenance.model for trace in traces})
+        if len(labels) > 1:
+            raise ComparisonError(f"runs of {', '.join(labels)}", expected="runs of one proxy")
+        self.model = labels[0] if labels else ""
+        self._healthy = _usual([trace for trace in traces if trace.provenance.healthy])
+        self._fits: Fits | None = None
+        self.runs: list[ProxyRun] = []
+        self.add([trace for trace in traces if not trace.provenance.healthy], live=False)
+
+    @property
+    def n_healthy(self) -> int:
+        """Number of its healthy runs."""
+        return len(self._healthy)
+
+    def add_healthy(self, traces: Sequence[Trace]) -> None:
+        """Take further healthy runs."""
+        self._healthy, self._fits = [*self._healthy, *traces], None
+
+    def add(self, traces: Sequence[Trace], *, live: bool) -> None:
+        """Take broken runs, judged beside the healthy ones; without six of these they cannot be judged."""
+        single = [trace for trace in traces if not trace.provenance.further and not trace.provenance.remedies]
+        if self.n_healthy >= FEWEST_RUNS:
+            self.runs += [self._run(trace, live) for trace in single]
+
+    def _run(self, trace: Trace, live: bool) -> ProxyRun:
+        if self._fits is None:
+            self._fits = Fits([Judged.of(one) for one in self._healthy])
+        info, table = trace.provenance, Judged.of(trace)
+        found = self._fits.departures(table)
+        seen = judge(table, found, BESIDE, self.n_healthy)
+        onset = seen.onset if seen.verdict == ALARM else info.onset
+        return ProxyRun(str(info.fault), info.strength, live, aligned(table, found, int(onset or 0)))
+
+    def of(self, fault: str) -> list[ProxyRun]:
+        """Return the runs with a fault."""
+        return [run for run in self.runs if run.fault == fault]
+
+
+def _usual(healthy: Sequence[Trace]) -> list[Trace]:
+    """Return the healthy runs at the settings that most of them have."""
+    settings = [str(sorted(trace.provenance.config.items(), key=str)) for trace in healthy]
+    most = max(settings, key=settings.count) if settings else ""
+    return [trace for trace, mine in zip(healthy, settings, strict=True) if mine == most]
+
+
+def reproduce(
+    run: Trace | LogTrace,
+    proxy: ProxyRuns,
+    healthy: Runs = (),
+    *,
+    library: Library | None = None,
+    live: Live | None = None,
+) -> Reproduction:
+    """Lay a failing run over the proxy's responses to the faults that may have caused it.
+
+    Args:
+        run: a trace of the original, or a run read from a log.
+        proxy: its runs; those that are made now are added.
+        healthy: good runs of the original, as for `diagnose`.
+        library: as for `diagnose`.
+        live: how to run what is not recorded; None runs nothing.
+
+    Raises:
+        ComparisonError: the run is healthy or cannot be judged, or the proxy has too few healthy runs.
+        LabError: no new run could be made.
+
+    Example:
+        >>> reproduce(failing, proxy_runs, healthy).candidates[0].fault
+        'stale_rollout'
+    """
+    known = library or load_library(BESIDE if len(healthy) else ALONE)
+    table, detection, found = _judged(run, healthy)
+    features_F = fingerprint(table, found, detection.onset, known.units).features(known.signals)
+    if not np.isfinite(features_F).any():
+        raise ComparisonError("of what departs nothing is among the signals by which faults are known")
+    causes = likeliest(known, features_F)
+    left, minutes, notes = _run_live(causes, proxy, live, detection.onset) if live else ((), 0.0, ())
+    if proxy.n_healthy < FEWEST_RUNS:
+        raise ComparisonError(
+            f"{proxy.n_healthy} healthy runs of the proxy",
+            expected=f"at least {FEWEST_RUNS} at one setting",
+            remedy="record more, or give live= to run them",
+        )
+    course = aligned(table, found, detection.onset)
+    ranked = sorted((_candidate(*cause, proxy, course) for cause in causes), key=lambda one: -one.score)
+    background = _background(proxy, course, {fault for fault, _ in causes})
+    return Reproduction(proxy.model, detection.onset, tuple(ranked), background, round(minutes, 2), left, notes)
+
+
+def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, Detection, Departures]:
+    """Return the run's table, its detection and how far it strays.
+
+    Raises:
+        ComparisonError: there is no alarm.
+    """
+    trace = trace_of(run)
+    table = Judged.of(trace)
+    detection, found = measure(trace, table, traces_of(healthy))
+    if detection.verdict != ALARM or found is None or detection.onset is None:
+        raise ComparisonError(
+            f"nothing to reproduce: {detection.sentences[0]}", expected="a run that departs from healthy ones"
+        )
+    return table, detection, found
+
+
+def _candidate(fault: str, confidence: float, proxy: ProxyRuns, course: Aligned) -> Candidate:
+    strength, match, mine = max(
+        ((level, *_matched(runs, course)) for level, runs in _by_strength(proxy.of(fault)).items()),
+        key=lambda found: found[1],
+        default=(float("nan"), float("nan"), []),
+    )
+    agree, differ = _compared(course, mine)
+    return Candidate(
+        fault=fault,
+        title=FAULTS[fault].title if fault in FAULTS else fault,
+        confidence=confidence,
+        match=match,
+        strength=strength,
+        n_recorded=sum(not run.live for run in mine),
+        n_live=sum(run.live for run in mine),
+        agree=agree,
+        differ=differ,
+        score=score(confidence, match),
+    )
+
+
+def score(confidence: float, match: float) -> float:
+    """Return what candidates are ranked by; a candidate that was not reproduced is neither raised nor lowered."""
+    return float(np.log(max(confidence, 1e-9)) + WEIGHT * (0.0 if np.isnan(match) else match))
+
+
+def _by_strength(runs: Sequence[ProxyRun]) -> Mapping[float, list[ProxyRun]]:
+    found: dict[float, list[ProxyRun]] = {}
+    for run in runs:
+        found.setdefault(run.strength, []).append(run)
+    return found
+
+
+def _matched(runs: list[ProxyRun], course: Aligned) -> tuple[float, list[ProxyRun]]:
+    matches = [course.match(run.course) for run in runs]
+    known = [match for match in matches if not np.isnan(match)]
+    return (float(np.mean(known)) if known else float("nan")), runs
+
+
+def _compared(course: Aligned, runs: Sequence[ProxyRun]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the signals that move alike on both, and those that do not, the strongest first."""
+    mine = dict(zip(course.names, course.strength_X(), strict=True))
+    theirs: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in zip(run.course.names, run.course.strength_X(), strict=True):
+            theirs.setdefault(name, []).append(float(value))
+    pairs = [(name, mine[name], float(np.mean(theirs[name]))) for name in mine if name in theirs]
+    loud = sorted(
+        (p for p in pairs if max(abs(p[1]), abs(p[2])) >= 2 * ALIKE), key=lambda p: -max(abs(p[1]), abs(p[2]))
+    )
+    agree = [name for name, ours, other in loud if ours * other > 0 and min(abs(ours), abs(other)) >= ALIKE]
+    return tuple(agree[:SHOWN]), tuple([name for name, *_ in loud if name not in agree][:SHOWN])
+
+
+def _background(proxy: ProxyRuns, course: Aligned, candidates: set[str]) -> float:
+    """Return the match that most of the proxy's runs with other faults stay below."""
+    others = [course.match(run.course) for run in proxy.runs if run.fault not in candidates]
+    known = [match for match in others if not np.isnan(match)]
+    return float(np.quantile(known, QUANTILE)) if len(known) >= LEAST_OTHERS else float("nan")
+
+
+@dataclass
+class _Rounds:
+    """The time that rounds of runs take, and whether another one fits."""
+
+    minutes: float
+    began: float = field(default_factory=lambda: time.monotonic())
+    longest: float = 0.0
+
+    @property
+    def spent(self) -> float:
+        return (time.monotonic() - self.began) / 60
+
+    def fits(self) -> bool:
+        return self.spent + self.longest < self.minutes
+
+    def ended(self, begun: float) -> None:
+        self.longest = max(self.longest, self.spent - begun)
+
+
+def _run_live(
+    causes: Sequence[tuple[str, float]], proxy: ProxyRuns, live: Live, onset: int
+) -> tuple[tuple[str, ...], float, tuple[str, ...]]:
+    """Run healthy runs where they are missing, then the likeliest faults; return what was left, minutes and notes."""
+    rounds, notes = _Rounds(live.minutes), list[str]()
+    if proxy.n_healthy < FEWEST_RUNS:
+        wanted = [replace(live.spec, seed=100 + n) for n in range(FEWEST_RUNS)]
+        proxy.add_healthy(sweep(wanted, live.out, workers=live.workers, watch=live.watch))
+        proxy.model = proxy.model or live.spec.label
+    start = int(np.clip(onset, EARLIEST, min(LATEST, live.spec.settings.steps // 2)))
+    waiting = [fault for fault, _ in causes if fault in FAULTS and not proxy.of(fault)]
+    while waiting and rounds.fits():
+        begun, name = rounds.spent, waiting.pop(0)
+        specs = [replace(live.spec, injection=Injection(name, level, start)) for level in live.strengths]
+        ended = try_sweep(specs, live.out, workers=live.workers, watch=live.watch)
+        proxy.add(ended.traces, live=True)
+        notes += [f"A run of {name} on the proxy did not end: {failure}." for failure in ended.failures]
+        rounds.ended(begun)
+    return tuple(waiting), rounds.spent, tuple(notes)
