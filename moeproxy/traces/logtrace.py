@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from moeproxy.errors import TraceError
+from moeproxy.traces.keys.base import UNDEFINED
 from moeproxy.traces.logs.cells import NUMERIC, WORDS, Status
 from moeproxy.traces.logs.joining import Resume
 from moeproxy.traces.logs.sink import Finding, Skipped
@@ -180,16 +181,40 @@ class LogTrace:
 def overlay_notes(left: LogTrace | Trace, right: LogTrace | Trace) -> tuple[str, ...]:
     """Return a sentence for each signal of both traces that they define differently; the lab's are canonical.
 
+    Where a framework is not known or a mapping was given, nobody says how a signal is averaged, and that is said. So
+    are steps that count something else.
+
     Example:
         >>> overlay_notes(read("theirs.log")[0], proxy_trace)
         ('total_loss: trl: mean over the steps since the last log ...; here: as moeproxy defines it',)
     """
     mine, theirs = _definitions(left), _definitions(right)
-    return tuple(
+    signals = tuple(
         f"{name}: {mine[name][1]}; the other: {theirs[name][1]}"
         for name in mine
-        if name in theirs and mine[name][0] != theirs[name][0]
+        if name in theirs and (mine[name][0] != theirs[name][0] or mine[name][0] in UNDEFINED)
     )
+    return (*_clocks(left, right), *signals)
+
+
+def _clocks(left: LogTrace | Trace, right: LogTrace | Trace) -> tuple[str, ...]:
+    """Say that steps count different things: rows rather than steps, or two clocks of one framework."""
+    (mine, ours), (theirs, others) = _clock(left), _clock(right)
+    if mine == theirs or ("row" not in (mine, theirs) and (ours != others or not ours)):
+        return ()
+    return (f"steps: by {_counts(mine)}; the other: by {_counts(theirs)}",)
+
+
+def _counts(clock: str) -> str:
+    return "rows of the log, which has no step" if clock == "row" else repr(clock or "step")
+
+
+def _clock(log: LogTrace | Trace) -> tuple[str, str]:
+    """Return the key that steps come from, and the framework."""
+    if isinstance(log, LogTrace):
+        return log.info.clock, log.info.framework
+    stored = log.provenance.config.get("log", {})
+    return str(stored.get("clock", "")), str(stored.get("framework", ""))
 
 
 def _definitions(log: LogTrace | Trace) -> dict[str, tuple[str, str]]:

@@ -75,7 +75,7 @@ def test_log_signals_are_apart_from_those_of_the_lab() -> None:
 
 def test_scores_need_a_mark_or_a_hint() -> None:
     assert set(scores(["loss", "grad_norm"]).values()) == {0}
-    assert scores(["loss"], ["trainer state"])["transformers"] == 7
+    assert scores(["loss"], ["trainer state"])["transformers"] == 9
 
 
 def test_custom() -> None:

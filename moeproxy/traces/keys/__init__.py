@@ -8,7 +8,7 @@ from fnmatch import translate
 from functools import cache
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.keys.base import Framework, Key
+from moeproxy.traces.keys.base import MAPPED, Framework, Key
 from moeproxy.traces.keys.hf import HF, LLAMA_FACTORY, SWIFT, TRL
 from moeproxy.traces.keys.megatron import GENERIC, MEGATRON
 from moeproxy.traces.keys.rl import AREAL, NEMO, OPENRLHF, PRIME_RL, ROLL, SKYRL, SLIME
@@ -35,7 +35,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
 }
 """Every known framework by name."""
 
-_MARK, _HINT = 3, 6
+_MARK, _HINT = 3, 8
 
 __all__ = ["FRAMEWORKS", "GENERIC", "Framework", "Key", "custom", "recognised", "scores"]
 
@@ -53,7 +53,7 @@ def recognised(columns: Iterable[str], hints: Iterable[str] = ()) -> Framework:
 
 
 def scores(columns: Iterable[str], hints: Iterable[str] = ()) -> dict[str, int]:
-    """Return how well each framework fits: a known key counts 1, a mark of it 3, a hint of the container 6.
+    """Return how well each framework fits: a known key counts 1, a mark of it 3, a hint of container or name 8.
 
     A framework of which no mark and no hint is there scores 0.
     """
@@ -72,7 +72,7 @@ def custom(mapping: Mapping[str, str], step: str | None, base: Framework) -> Fra
             signal_of(signal)
         except TraceError as error:
             raise TraceError(f"{key!r} is mapped to {error.found}", expected=error.expected) from error
-    keys = tuple(Key(name, signal, "as mapped by the user") for name, signal in mapping.items())
+    keys = tuple(Key(name, signal, MAPPED) for name, signal in mapping.items())
     steps = (step,) if step else base.steps
     # Only "what hides NaN" is kept: it speaks of the file, not of the names.
     return Framework(base.name, keys, steps, hides_nan=base.hides_nan, notes=base.notes)
@@ -85,7 +85,7 @@ def _score(framework: Framework, names: set[str], hints: set[str]) -> int:
     seen = sum(hint in hints for hint in framework.hints)
     if not marks and not seen:
         return 0
-    known = sum(any(name in names for name in framework.names(key.name)) for key in framework.keys)
+    known = sum(bool(framework.among(key.name, names)) for key in framework.keys)
     return known + _MARK * marks + _HINT * seen
 
 

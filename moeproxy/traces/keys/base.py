@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+
+MAPPED = "as mapped by the user"
+ANY_LOSS = "whatever the program calls its loss"
+ANY_MEAN = "averaging is not known"
+ANY_REWARD = "whatever the program calls its reward"
+ANY_POLICY = "against which policy is not known"
+ANY_NORM = "clipped or not is not known"
+UNDEFINED = frozenset({MAPPED, ANY_LOSS, ANY_MEAN, ANY_REWARD, ANY_POLICY, ANY_NORM})
+"""Definitions that say that nobody knows: two signals that both have one need not be the same."""
 
 
 @dataclass(frozen=True)
@@ -11,7 +21,7 @@ class Key:
     """One key of a framework and the signal it stands for.
 
     Args:
-        name: the key as the framework writes it.
+        name: the key as the framework writes it; "*" stands for any text.
         signal: canonical name, of `SIGNALS` or `LOG_SIGNALS`.
         definition: how the quantity differs from the signal's own text; "" when it does not. Two traces whose
             definitions of a signal differ are not laid over each other without saying so.
@@ -57,3 +67,10 @@ class Framework:
     def names(self, key: str) -> tuple[str, ...]:
         """Return the key with every prefix."""
         return tuple(prefix + key for prefix in self.prefixes)
+
+    def among(self, key: str, columns: Collection[str]) -> tuple[str, ...]:
+        """Return the names under which a log has a key; a pattern counts where it fits one of its keys only."""
+        if "*" not in key:
+            return tuple(name for name in self.names(key) if name in columns)
+        fitting = [name for pattern in self.names(key) for name in fnmatch.filter(columns, pattern)]
+        return tuple(fitting) if len(fitting) == 1 else ()

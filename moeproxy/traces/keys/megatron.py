@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moeproxy.traces.keys.base import Framework, Key
+from moeproxy.traces.keys.base import ANY_LOSS, ANY_MEAN, ANY_NORM, ANY_POLICY, ANY_REWARD, Framework, Key
 
 _INTERVAL = "mean over the log interval"
 
@@ -42,16 +42,16 @@ MEGATRON = Framework(
 GENERIC = Framework(
     name="unknown",
     keys=(
-        Key("loss", "total_loss", "whatever the program calls its loss"),
-        Key("train_loss", "total_loss", "whatever the program calls its loss"),
-        Key("grad_norm", "grad_norm", "clipped or not is not known"),
+        Key("loss", "total_loss", ANY_LOSS),
+        Key("train_loss", "total_loss", ANY_LOSS),
+        Key("grad_norm", "grad_norm", ANY_NORM),
         Key("lr", "learning_rate"),
         Key("learning_rate", "learning_rate"),
-        Key("reward", "reward_mean", "whatever the program calls its reward"),
-        Key("reward_mean", "reward_mean", "whatever the program calls its reward"),
-        Key("entropy", "entropy", "averaging is not known"),
-        Key("kl", "kl", "against which policy is not known"),
-        Key("response_length", "response_length", "averaging is not known"),
+        Key("reward", "reward_mean", ANY_REWARD),
+        Key("reward_mean", "reward_mean", ANY_REWARD),
+        Key("entropy", "entropy", ANY_MEAN),
+        Key("kl", "kl", ANY_POLICY),
+        Key("response_length", "response_length", ANY_MEAN),
     ),
     steps=("step", "Step", "_step", "global_step", "iteration", "iter", "train/step", "train/global_step"),
     prefixes=("", "train/"),

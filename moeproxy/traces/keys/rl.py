@@ -170,6 +170,8 @@ PRIME_RL = Framework(
         Key("optim/grad_norm", "grad_norm"),
         Key("optim/lr", "learning_rate"),
         Key("reward/mean", "reward_mean"),
+        Key("train/*/reward/mean", "reward_mean", "of the log's only environment"),
+        Key("train/*/is_truncated/mean", "truncated", "of the log's only environment"),
         Key("entropy/all/mean", "entropy"),
         Key("entropy/mean", "entropy"),
         Key("mismatch_kl/all/mean", "logprob_diff_k3", "KL of rollout and training policy, mean over tokens"),

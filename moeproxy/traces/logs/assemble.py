@@ -9,17 +9,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from moeproxy.errors import TraceError
 from moeproxy.traces import parquet
 from moeproxy.traces.keys import FRAMEWORKS, GENERIC, Framework, Key, custom, recognised
 from moeproxy.traces.logs import joining
 from moeproxy.traces.logs.cells import KEEPS_TEXT, NUMERIC, Status
 from moeproxy.traces.logs.joining import Joined
 from moeproxy.traces.logs.rows import Column, Rows
-from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.sink import MAX_RUNS, Sink
 from moeproxy.traces.logtrace import LogInfo, LogTrace, words
 from moeproxy.traces.trace import RunInfo, Trace
 
 _NUMERIC = [int(status) for status in NUMERIC]
+_NO_VALUE = [int(Status.MISSING), int(Status.EMPTY), int(Status.NULL)]
 _NAN = [Status.NAN, Status.NAN_TEXT, Status.NONFINITE]
 SHOWN = 5
 _FILE_NAMES = ("logging.jsonl",)
@@ -93,19 +95,29 @@ def _framework_notes(framework: Framework, rows: Rows, wishes: Wishes, container
         lost = sorted(name for name in wishes.mapping if name not in rows.columns)
         if lost:
             yield f"the mapping names {', '.join(lost)}, which this log does not have"
+        blank = sorted(name for name in wishes.mapping if name in rows.columns and not rows.columns[name].numeric)
+        if blank:
+            yield f"the mapping names {', '.join(blank)}, which holds no number in this log"
+        signals = list(wishes.mapping.values())
+        for signal in sorted({signal for signal in signals if signals.count(signal) > 1}):
+            keys = [name for name, mine in wishes.mapping.items() if mine == signal]
+            yield f"the mapping gives {signal} several keys ({', '.join(keys)}); the first that has numbers is taken"
     if wishes.step and wishes.step not in rows.columns:
         yield f"the step was to be in {wishes.step!r}, which this log does not have"
 
 
-def _chosen(rows: Rows, framework: Framework) -> list[Chosen]:
-    """Return for every signal the first of its keys that the log has with a number anywhere."""
+def _chosen(rows: Rows, framework: Framework, steps: np.ndarray | None = None) -> list[Chosen]:
+    """Return for every signal the first of its keys that the log has with a number, at a step if at all possible."""
     found: dict[str, Chosen] = {}
+    second: dict[str, Chosen] = {}
     for key in framework.keys:
-        for name in framework.names(key.name):
-            column = rows.columns.get(name)
-            if column is not None and key.signal not in found and column.numeric:
-                found[key.signal] = Chosen(key, name, column)
-    return list(found.values())
+        for name in framework.among(key.name, rows.columns):
+            column = rows.columns[name]
+            if key.signal not in found and column.numeric:
+                stepped = steps is None or bool((steps[column.at[column.numeric_at]] >= 0).any())
+                (found if stepped else second).setdefault(key.signal, Chosen(key, name, column))
+    chosen = second | found
+    return [chosen[name] for name in dict.fromkeys(key.signal for key in framework.keys) if name in chosen]
 
 
 def _steps(
@@ -116,10 +128,14 @@ def _steps(
         return steps, clocks, names, info
     often = max(chosen, key=lambda item: len(item.column.at))
     main = next((item.name for item in chosen if item.key.name == framework.ordinal), often.name)
-    steps = joining.numbered(rows, main)
-    note = "the log has no step: its rows are numbered from 1, a row being one log interval, not one step"
+    steps, doubt = joining.numbered(rows, main)
+    notes = ["the log has no step: its rows are numbered from 1, a row being one log interval, not one step"]
+    if names:
+        notes.append(f"{', '.join(map(repr, names))} holds no whole number from 0 on, and so no step")
+    if doubt:
+        notes.append(f"where the run was resumed is taken from its rounded epochs: rows after it may be {doubt} off")
     clocks = np.where(steps >= 0, 0, -1).astype(np.int32)
-    return steps, clocks, ("row",), replace(info, notes=(*info.notes, note))
+    return steps, clocks, ("row",), replace(info, notes=(*info.notes, *notes))
 
 
 def _parts(
@@ -130,7 +146,7 @@ def _parts(
         if keep.all() and not label:
             yield info, rows, steps, clocks
         else:
-            part = replace(info, name=f"{info.name} [{label}]", rows=int(keep.sum()))
+            part = replace(info, name=f"{info.name} [{label}]" if label else info.name, rows=int(keep.sum()))
             yield part, rows.take(keep), steps[keep], clocks[keep]
 
 
@@ -161,6 +177,12 @@ def _restarted(
     rows: Rows, steps: np.ndarray, clocks: np.ndarray, has: np.ndarray, group: np.ndarray, columns: list[Column]
 ) -> Iterator[np.ndarray]:
     numbers = joining.restarts(rows, np.where(has, steps, -1), clocks, columns)
+    if numbers.max(initial=0) >= MAX_RUNS:
+        raise TraceError(
+            f"over {MAX_RUNS:,} returns to the first step",
+            expected="a log whose steps go on, with a few runs in it",
+            remedy="name the key of the step: read(path, step='...') or --step",
+        )
     for number in range(int(numbers.max(initial=0)) + 1):
         yield group & (numbers == number)
 
@@ -189,7 +211,7 @@ def _alike(steps: list[np.ndarray]) -> bool:
 def _log(
     info: LogInfo, framework: Framework, rows: Rows, steps: np.ndarray, clocks: np.ndarray, names: tuple[str, ...]
 ) -> LogTrace:
-    chosen = _chosen(rows, framework)
+    chosen = _chosen(rows, framework, steps)
     joined = joining.join(rows, steps, clocks, names, [item.column for item in chosen])
     states = {item.name: item.column.status.copy() for item in chosen}
     hidden = _hidden_nan(rows, framework, states)
@@ -221,9 +243,10 @@ def _signal(
     sentinel = framework.infinite.get(item.key.name)
     if sentinel is not None:
         known = np.where(column.values == sentinel, np.uint8(Status.NONFINITE), known)
-    use = joined.shown[column.at] & (known != Status.MISSING)
-    place = np.searchsorted(index, joined.steps[column.at[use]])
-    values[place], status[place] = column.values[use] / item.key.divisor, known[use]
+    shown, nothing = joined.shown[column.at] & (known != Status.MISSING), np.isin(known, _NO_VALUE)
+    for use in (shown & nothing, shown & ~nothing):  # an empty cell of a later row takes no value away
+        place = np.searchsorted(index, joined.steps[column.at[use]])
+        values[place], status[place] = column.values[use] / item.key.divisor, known[use]
     values[np.isin(status, _NAN)] = np.nan
     return values, status
 
@@ -280,7 +303,13 @@ def _trace(info: LogInfo, table: dict[str, tuple[np.ndarray, np.ndarray]], index
     for name, (values, status) in table.items():
         array = pa.array(values, mask=~np.isin(status, _NUMERIC), from_pandas=False)
         columns[name] = parquet.from_arrow(array).set_axis(index)
-    log = {"framework": info.framework, "version": info.version, "container": info.container, "files": list(info.files)}
+    log: dict[str, object] = {"clock": info.clock}
+    log |= {
+        "framework": info.framework,
+        "version": info.version,
+        "container": info.container,
+        "files": list(info.files),
+    }
     config = {"log": log | {"keys": dict(info.keys), "definitions": dict(info.definitions), "notes": list(info.notes)}}
     versions = dict(info.facts.get("versions", {}))
     run = RunInfo(

@@ -6,20 +6,18 @@ import re
 from typing import Any
 
 from moeproxy.traces.logs.cells import bare
-from moeproxy.traces.logs.literals import NotALiteral, dicts
-from moeproxy.traces.logs.printed import MAX_KEY, Printed
+from moeproxy.traces.logs.literals import dicts
+from moeproxy.traces.logs.nesting import MAX_KEY, flat
+from moeproxy.traces.logs.printed import Printed
 from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.strung import Strung
 
 MAX_PENDING = 400  # lines of a dict printed over several lines, or of a traceback
 MAX_HELD = 1 << 20  # characters of such a dict
-MAX_PARTS = 5000  # metrics on one line
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
 _RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
-_REPEATED = re.compile(r"\[repeated \d+x across (?:the )?cluster\].*$")
-_QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
-_VERL = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
 _PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
 _PRIME = re.compile(r"\bStep (\d{1,15}) \|(.*)$")
 _NAMED = re.compile(r"\s*([A-Za-z][\w. ]*?):?\s+([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\s*\S*\s*\Z")
@@ -37,7 +35,14 @@ _FAILURES = (
     ("signal", re.compile(r"\bSIG(?:TERM|SEGV|ABRT|BUS|INT)\b|[Ss]egmentation fault|core dumped")),
     ("error", re.compile(r"NCCL.{0,80}(?:timeout|timed out|error)|No space left on device")),
 )
-_STEPWORDS = ("step", "iteration", "rollout", "iter")
+_STEPWORDS = ("step", "iteration", "rollout", "iter", "perf")
+_CLOCKS = {"perf": "rollout/step"}
+"""Keys under which the number in a heading counts, where it is not simply the step: slime's "perf 5: {...}"."""
+_ANNOUNCES = re.compile(r"\b(?:Step|step) \d{1,15}:\s*$")
+_BEGINS = re.compile(
+    r"\{['\"]|.{0,300}?\b(?:[Ss]tep|[Ii]teration|[Rr]ollout) \d{1,15}\s*[:\-|=>]*\s*\{['\"]|.*\bstep:\s*\d+ - "
+)
+"""How a line of metrics begins; within a dict over several lines none does."""
 
 
 class Console:
@@ -50,17 +55,21 @@ class Console:
         self._head = self._origin = ""
         self._open: dict[str, list[int]] = {}
         self._traceback: dict[str, int] = {}
-        self._printed = Printed(sink)
+        self._announced: dict[str, str] = {}
+        self._printed, self._strung = Printed(sink), Strung(sink)
 
     @property
     def waits(self) -> bool:
         """Whether the next line must be shown, whatever it holds."""
-        return bool(self._pending or self._traceback or self._open or self._printed.waits)
+        own = self._pending or self._traceback or self._open or self._announced
+        return bool(own or self._printed.waits or self._strung.waits)
 
     def line(self, text: str, number: int) -> None:
         """Take one line."""
         plain = _ANSI.sub("", text) if "\x1b" in text else text
         origin, body = _prefix(plain)
+        if origin in self._announced:
+            body = self._follows(self._announced.pop(origin), body)
         if self._pending and self._continued(body, origin):
             return
         self._note_failures(body, number, origin)
@@ -68,9 +77,7 @@ class Console:
             self._sink.versions.setdefault(name.lower().replace("_", "-"), version)
         if self._printed.line(body, number, origin) and "{" not in body:
             return
-        match = _VERL.search(body)
-        if match is not None:
-            self._verl(match[1], number, origin)
+        if self._strung.line(body, number, origin):
             return
         match = _PIPES.search(body)
         if match is not None:
@@ -80,8 +87,24 @@ class Console:
         if match is not None and "{" not in body:
             self._prime(match, number, origin)
             return
+        if "{" not in body and _ANNOUNCES.search(body):
+            self._announced[origin] = body.rstrip()
+            return
         if ("{" in body or self._open) and not self._inside(body, origin):
             self._dicts(body, number, origin)
+
+    def give_up(self, origin: str | None = None) -> None:
+        """Drop what was to go on over further lines (of one process), since something else begins."""
+        if self._pending and origin in (None, self._origin):
+            self._sink.skip(self._start, "a dict that does not end")
+            self._pending = []
+        for name in [name for name in self._open if origin in (None, name)]:
+            del self._open[name]
+
+    @staticmethod
+    def _follows(announced: str, body: str) -> str:
+        """SkyRL: "Step 5:" and on the next line its dict."""
+        return f"{announced} {body.lstrip()}" if body.lstrip().startswith("{") else body
 
     def _inside(self, body: str, origin: str) -> bool:
         """Whether a line belongs to a configuration that began on an earlier one: its parts are no metrics."""
@@ -96,18 +119,6 @@ class Console:
         if state[0] <= 0:
             del self._open[origin]
         return True
-
-    def _verl(self, body: str, number: int, origin: str) -> None:
-        cells: dict[str, Any] = {}
-        for part in _QUOTED.sub("", _REPEATED.sub("", body).rstrip()).split(" - ", MAX_PARTS):
-            key, colon, value = part.rpartition(":")
-            if not colon or len(key) > MAX_KEY or not key.strip():
-                self._sink.skip(number, "a part between dashes without a key")
-                continue
-            cells[key.strip()] = _wrapped(value.strip())
-        if len(cells) > 1:
-            self._sink.hints.add("step:- line")
-            self._sink.row(cells, number, origin)
 
     def _pipes(self, match: re.Match[str], number: int, origin: str) -> None:
         cells: dict[str, Any] = {"iteration": bare(match[1]), "total iterations": bare(match[2])}
@@ -149,17 +160,27 @@ class Console:
     def _dict(self, cells: dict[str, Any], before: str, number: int, origin: str) -> None:
         if "step" in cells and isinstance(cells.get("metrics"), dict):  # ROLL: "metrics_tag: {step, metrics: {}}"
             cells = {"step": cells["step"]} | cells["metrics"]
-        if not cells or any(isinstance(value, dict) for value in cells.values()):
-            return  # a configuration, not a row of metrics
         head = _HEADER.search(before[-120:])
-        if head is not None and _step_word(head[1]) and not any(key.endswith("step") for key in cells):
-            cells = {"step": int(head[2])} | cells
-            self._sink.hints.add(f"{head[1].split()[-1].lower()} N: dict")
+        stepped = any(key.endswith("step") and not isinstance(value, dict) for key, value in cells.items())
+        announced = head is not None and _step_word(head[1])
+        if any(isinstance(value, dict) for value in cells.values()):
+            if not (stepped or announced):
+                return  # a configuration, not a row of metrics
+            cells = flat(cells)
+        if not cells:
+            return
+        if head is not None and announced and not stepped:
+            word = head[1].split()[-1].lower()
+            cells = {_CLOCKS.get(word, "step"): int(head[2])} | cells
+            self._sink.hints.add(f"{word} N: dict")
         self._sink.row({key[:MAX_KEY]: value for key, value in cells.items()}, number, origin)
 
     def _continued(self, body: str, origin: str) -> bool:
         """Take a further line of a dict printed over several lines; False when it is none."""
         if origin != self._origin:
+            return False
+        if _BEGINS.match(body):
+            self.give_up(origin)
             return False
         self._pending.append(body)
         self._held += len(body)
@@ -202,25 +223,17 @@ class Console:
                 del self._traceback[origin]
 
 
+_TASK = re.compile(r"^\s{0,4}(\d{1,4}): (?=[{\[(]|\s*\d+%\||step:| iteration )")
+"""How `srun -l` labels the lines of a task."""
+
+
 def _prefix(text: str) -> tuple[str, str]:
     """Return which process wrote a line, and the rest of it."""
-    for pattern in (_RAY, _RANK):
+    for pattern in (_RAY, _RANK, _TASK):
         match = pattern.match(text)
         if match is not None:
             return match[1], text[match.end() :]
     return "", text
-
-
-def _wrapped(value: str) -> Any:
-    """np.float64(0.25) is 0.25; so are tensor(0.25) and the like."""
-    number = bare(value)
-    if isinstance(number, str) and number.endswith(")"):
-        try:
-            found, _ = dicts("{'x': " + number + "}")
-            return found[0][1]["x"] if found else number
-        except (NotALiteral, KeyError):
-            return number
-    return number
 
 
 def _step_word(words: str) -> bool:

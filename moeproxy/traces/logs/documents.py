@@ -10,9 +10,10 @@ from typing import Any
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.cells import Status, classify
+from moeproxy.traces.logs.nesting import TooDeep, flat
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
-from moeproxy.traces.logs.text import TooDeep, flat, read_text, unwrapped
+from moeproxy.traces.logs.text import read_text, unwrapped
 
 MAX_BYTES = 256 << 20
 """As Python objects a document takes about ten times as much; a state of 100,000 steps has 60 MB."""
@@ -36,7 +37,7 @@ def read_document(source: Source, sink: Sink) -> None:
     except RecursionError as error:
         raise TraceError("objects nested too deeply", where=source.name, expected="a log") from error
     except ValueError as error:
-        if not (_lines(data, source.name, sink) or _beginning(_text(data), sink)):
+        if not (_sequence(_text(data), sink) or _beginning(_text(data), sink) or _lines(data, source.name, sink)):
             raise TraceError(
                 f"no JSON ({error})",
                 where=source.name,
@@ -69,10 +70,12 @@ def _text(data: bytes) -> str:
 
 
 def _loaded(data: bytes, sink: Sink) -> Any:
+    endless: list[str] = []
+
     def whole(digits: str) -> int | str:
         if len(digits) < MAX_DIGITS:
             return int(digits)
-        sink.skip(0, f"an integer of more than {MAX_DIGITS} digits")
+        endless.append(digits)
         return f"{digits[:20]}... ({len(digits)} digits)"
 
     try:
@@ -81,15 +84,40 @@ def _loaded(data: bytes, sink: Sink) -> Any:
         if "digits" not in str(error):
             raise
         # Python refuses to convert such an integer; the other numbers are as good as ever.
-        return json.loads(_text(data), parse_int=whole)
+        found = json.loads(_text(data), parse_int=whole)
+        for _ in endless:
+            sink.skip(0, f"an integer of more than {MAX_DIGITS} digits")
+        return found
 
 
 def _lines(data: bytes, name: str, sink: Sink) -> bool:
-    """Read JSON lines whose first was too long for their kind to be seen; False when it is no such file."""
-    first, _, later = data.partition(b"\n")
-    if not (first[:1] == b"{" and first.rstrip()[-1:] == b"}" and later.lstrip()[:1] == b"{"):
+    """Read as text what only begins like JSON, such as a console that shows its configuration first.
+
+    Returns:
+        whether there is anything in it; otherwise it is a document that is broken.
+    """
+    tried = Sink()
+    read_text(Source(name, io.BufferedReader(io.BytesIO(data))), tried)  # pyright: ignore[reportArgumentType]
+    if not (tried.runs or tried.findings or tried.progress):
         return False
-    read_text(Source(name, io.BufferedReader(io.BytesIO(data))), sink)  # pyright: ignore[reportArgumentType]
+    vars(sink).update(vars(tried))
+    return True
+
+
+def _sequence(text: str, sink: Sink) -> bool:
+    """Read objects that follow one another, each over several lines; False when that is not all there is."""
+    decoder, place, entries = json.JSONDecoder(), 0, []
+    end = len(text.rstrip(" \t\r\n,"))
+    try:
+        while (place := _BETWEEN.match(text, place).end()) < end:  # pyright: ignore[reportOptionalMemberAccess]
+            entry, place = decoder.raw_decode(text, place)
+            entries.append(entry)
+    except (ValueError, RecursionError):
+        return False
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        return False
+    sink.container = "JSON objects"
+    _entries(entries, sink)
     return True
 
 

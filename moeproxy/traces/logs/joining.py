@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from moeproxy.traces.logs.cells import Status
 from moeproxy.traces.logs.rows import Column, Rows
 
 MAX_STEP = 2**53
+MAX_PROCESSES = 1000  # that are told apart; a log with more names its rows, not who wrote them
 _RESUMES = 3  # a log that goes back more often without repeating a step was not resumed each time
 _NEWEST_FIRST = 0.9  # share of steps back beyond which the rows stand in reverse
+_MOVED = 2  # places by which a row that two writers swapped stands behind the highest step before it
 _AHEAD = 1000  # rows that are looked at for where a log that went back goes on
 COMMON_STEPS = ("step", "Step", "_step", "global_step", "trainer/global_step", "iteration")
 _OF = re.compile(r"\s*(\d{1,15})\s*/\s*\d{1,15}\s*\Z", re.ASCII)
@@ -108,25 +111,50 @@ def _whole(column: Column, n_rows: int) -> np.ndarray:
     return found
 
 
-def numbered(rows: Rows, main: str) -> np.ndarray:
+def numbered(rows: Rows, main: str) -> tuple[np.ndarray, int]:
     """Return steps for a log without any: the rows that have the key `main` are numbered from 1, the others have -1.
 
-    Where the epoch goes back the run was resumed; numbering goes on at the row whose epoch is reached again.
+    Processes that write side by side are numbered each for itself. Where the epoch goes back the run was resumed;
+    numbering goes on at the first row that has the epoch that is reached again.
+
+    Returns:
+        steps, and by how many rows at most they may be wrong after a resume (of rows that share an epoch).
     """
-    steps = np.full(len(rows), -1, np.int64)
+    steps, doubt = np.full(len(rows), -1, np.int64), 0
     at = rows.columns[main].at
     epochs = rows.columns["epoch"].dense(len(rows))[0][at] if "epoch" in rows.columns else np.full(len(at), np.nan)
-    count, last = 0, -np.inf
+    for mine in _side_by_side(rows.origins[at]):
+        steps[at[mine]], unsure = _counted(epochs[mine])
+        doubt = max(doubt, unsure)
+    return steps, doubt
+
+
+def _side_by_side(origins: np.ndarray) -> list[np.ndarray]:
+    """Return the places of each process, or one group of all when they come one after the other."""
+    found = distinct(origins)
+    everything = [np.arange(len(origins))]
+    if not 1 < len(found) <= MAX_PROCESSES:
+        return everything
+    groups = [np.flatnonzero(origins == origin) for origin in found]
+    ends = sorted((int(places[0]), int(places[-1])) for places in groups)
+    overlap = any(later[0] < earlier[1] for earlier, later in pairwise(ends))
+    return groups if overlap else everything
+
+
+def _counted(epochs: np.ndarray) -> tuple[np.ndarray, int]:
+    numbers = np.zeros(len(epochs), np.int64)
+    count, last, doubt = 0, -np.inf, 0
     seen: list[float] = []
-    for row, epoch in zip(at, epochs, strict=True):
+    for place, epoch in enumerate(epochs):
         if epoch < last:
             count = int(np.searchsorted(seen, epoch - 1e-9))
+            doubt = max(doubt, int(np.searchsorted(seen, epoch + 1e-9)) - count - 1)
             del seen[count:]
         count += 1
         seen.append(epoch)
         last = epoch
-        steps[row] = count
-    return steps
+        numbers[place] = count
+    return numbers, doubt
 
 
 def join(
@@ -169,6 +197,7 @@ class _Order:
         widths, counts = np.unique(np.abs(np.diff(steps)), return_counts=True)
         counts[widths == 0] = 0
         self._grid = int(widths[counts.argmax()]) if counts.any() else 0
+        self._rank = np.searchsorted(distinct(steps), steps)
         self._again = self._next_repetition(steps, masks)
         self._mixed = int((np.diff(steps) < 0).sum()) > _RESUMES and bool((self._again == len(steps)).all())
 
@@ -189,7 +218,8 @@ class _Order:
         if self._mixed:
             return True
         step, again = int(self._steps[place]), int(self._again[place])
-        if not self._grid or (step - self._grid not in seen and step + self._grid not in seen):
+        moved = int(self._rank[:place].max()) - int(self._rank[place]) if place <= _AHEAD else _MOVED + 1
+        if moved > _MOVED and (step - self._grid not in seen and step + self._grid not in seen):
             return False
         ahead = self._steps[place : min(again, place + _AHEAD)]
         return again == len(self._steps) or again > place + _AHEAD or bool((ahead > highest).any())
@@ -199,7 +229,7 @@ def _masks(signals: Sequence[Column], n_rows: int) -> np.ndarray:
     """Return for every row which signals it has, as bits of an integer."""
     masks = np.zeros(n_rows, np.uint64)
     for place, column in enumerate(signals[:64]):
-        there = column.status != Status.EMPTY
+        there = (column.status != Status.EMPTY) & (column.status != Status.NULL)
         masks[column.at[there]] |= np.uint64(1 << place)
     return masks
 
@@ -302,7 +332,7 @@ class _Begun:
 
 def interleaved(rows: Rows, steps: np.ndarray, signals: Sequence[Column]) -> list[int]:
     """Return the processes that logged the same signals of the same steps side by side; [] when there is one story."""
-    if len(rows.origin_names) < 2:
+    if not 1 < len(rows.origin_names) <= MAX_PROCESSES:
         return []
     masks = _masks(signals, len(rows))
     has = (masks > 0) & (steps >= 0)

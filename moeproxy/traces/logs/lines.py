@@ -47,6 +47,9 @@ def lines(
             data, number, dropping = *_after_end(data, number), False
         if ahead is not None:
             ahead(data)
+        if not data.strip(b"\r\n"):
+            number += data.count(b"\n")
+            continue
         pieces = data.split(b"\n")
         last = pieces.pop()
         for piece in pieces:
@@ -63,7 +66,7 @@ def lines(
         if ahead is not None:
             ahead(rest)
         yield from parts(number, rest, sink)
-    sink.lines = number - ended
+    sink.lines, sink.open_end = number - ended, not ended
 
 
 def _after_end(data: bytes, number: int) -> tuple[bytes, int]:

@@ -17,7 +17,7 @@ _TABLE = {
     b"SIG": rb"SIG[A-Z]{3,}",
     b"NCCL": rb"NCCL",
     b"egmentation": rb"[Ss]egmentation",
-    b"Step ": rb"\bStep \d+ \||= Step \d",
+    b"Step ": rb"\bStep \d+(?: \||:\s*$)|= Step \d",
     b"==": rb"==\d",
     b"version": rb"version",
     b"core dumped": rb"core dumped",

@@ -6,9 +6,9 @@ import re
 from typing import Any
 
 from moeproxy.traces.logs.cells import bare
+from moeproxy.traces.logs.nesting import MAX_KEY
 from moeproxy.traces.logs.sink import Sink
 
-MAX_KEY = 300
 MAX_TABLE = 2000  # lines of one table
 MAX_BARS = 1000
 

@@ -56,7 +56,12 @@ class Column:
     @property
     def numeric(self) -> bool:
         """Whether it holds a number anywhere."""
-        return bool(np.isin(self.status, [int(status) for status in NUMERIC]).any())
+        return bool(self.numeric_at.any())
+
+    @property
+    def numeric_at(self) -> np.ndarray:
+        """Which of its cells hold a number, bool (n,)."""
+        return np.isin(self.status, [int(status) for status in NUMERIC])
 
 
 @dataclass(frozen=True)

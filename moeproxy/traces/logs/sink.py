@@ -68,6 +68,12 @@ class Sink:
     versions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     lines: int = 0
+    open_end: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all runs so far."""
+        return sum(len(run.store) for run in self.runs.values())
 
     def row(self, cells: dict[str, Any], line: int, origin: str = "", run: str = "") -> None:
         """Take one row."""

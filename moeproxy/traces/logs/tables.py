@@ -60,6 +60,8 @@ def read_csv(source: Source, sink: Sink, delimiter: str = ",") -> None:
             for name, cell in zip(names, cells, strict=True):
                 row.setdefault(name, bare_cell(cell))
             sink.row(row, number)
+    if sink.open_end:
+        sink.note("the file ends without a line end: the last number of its last line may be cut short")
 
 
 def wandb_columns(names: list[str]) -> dict[int, tuple[str, str]]:

@@ -6,26 +6,25 @@ import json
 from typing import Any
 
 from moeproxy.traces.logs.cells import Status
-from moeproxy.traces.logs.console import MAX_KEY, Console
+from moeproxy.traces.logs.console import Console
 from moeproxy.traces.logs.lines import lines, text
 from moeproxy.traces.logs.looking import BAR, LOOK, Looker, progress
+from moeproxy.traces.logs.nesting import TooDeep, flat
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 
-MAX_DEPTH = 16
 _SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
 """What `json.loads` calls, without the looks at white space before and after that cost a third of its time."""
-
-
-class TooDeep(ValueError):
-    """Objects within objects beyond what any log has."""
 
 
 def read_text(source: Source, sink: Sink) -> None:
     """Read a text log into a sink."""
     reader = TextReader(sink)
+    number = 0
     for number, raw in lines(source.stream, sink, ahead=reader.ahead):
         reader.line(number, raw)
+    if reader.open_end(number):
+        sink.note(f"the file ends without a line end: the last number of line {number} may be cut short")
     sink.container = "JSON lines" if reader.n_json > reader.n_console else "console log"
 
 
@@ -36,6 +35,7 @@ class TextReader:
         self._sink, self._console, self._looker = sink, Console(sink), Looker()
         self.n_json = self.n_console = 0
         self._waits = False  # of the console, which only its own lines change
+        self._last = (0, False)
 
     def ahead(self, stretch: bytes) -> None:
         """Take the text that the next lines are parts of; not needed, but it makes them quicker."""
@@ -43,8 +43,11 @@ class TextReader:
 
     def line(self, number: int, raw: bytes) -> None:
         """Take one line."""
-        if raw[:1] == b"{" and not self._waits and _json(raw, number, self._sink):
+        if raw[:1] == b"{" and (not self._waits or _whole(raw)) and _json(raw, number, self._sink):
             self.n_json += 1
+            if self._waits:
+                self._console.give_up()
+                self._waits = self._console.waits
             return
         kind = LOOK if self._waits else self._looker.kind(raw)
         if kind == BAR:
@@ -52,8 +55,22 @@ class TextReader:
             self._sink.find("progress", number, progress(raw))
         elif kind == LOOK:
             self.n_console += 1
+            before = self._sink.n_rows
             self._console.line(text(raw, number, self._sink), number)
+            self._last = (number, self._sink.n_rows > before)
             self._waits = self._console.waits
+
+    def open_end(self, number: int) -> bool:
+        """Whether the last line gave metrics, is no JSON (which says itself where it ends), and has no line end."""
+        return self._sink.open_end and self._last == (number, True)
+
+
+def _whole(raw: bytes) -> bool:
+    """Whether a line is one JSON object; within something that goes on over several lines it stands for itself."""
+    try:
+        return isinstance(json.loads(raw), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _json(raw: bytes, number: int, sink: Sink) -> bool:
@@ -61,8 +78,8 @@ def _json(raw: bytes, number: int, sink: Sink) -> bool:
     try:
         line = raw.decode("utf-8")
         found, end = _SCAN(line, 0)
-        if end < len(line) and line[end:].strip():
-            raise ValueError("something follows the object")
+        if end < len(line) and (rest := line[end:].strip(" ,\t\r\n")):
+            return _several(found, rest, number, sink) or _refused(raw, number, sink, ValueError("something follows"))
     except UnicodeDecodeError:
         return _replaced(raw, number, sink)
     except RecursionError:
@@ -76,6 +93,22 @@ def _json(raw: bytes, number: int, sink: Sink) -> bool:
     if raw.count(b'":') != len(found):
         return _closer(raw, found, number, sink)
     sink.row(found, number)
+    return True
+
+
+def _several(first: Any, rest: str, number: int, sink: Sink) -> bool:
+    """Take several objects that stand on one line; False when something else does, and then none of them."""
+    found, place = [first], 0
+    try:
+        while place < len(rest):
+            entry, place = _SCAN(rest, place)
+            found.append(entry)
+            place += len(rest[place:]) - len(rest[place:].lstrip(" ,\t"))
+        cells = [flat(unwrapped(entry, sink)) for entry in found]
+    except (ValueError, StopIteration, RecursionError, AttributeError):
+        return False
+    for row in cells:
+        sink.row(row, number)
     return True
 
 
@@ -143,21 +176,3 @@ def unwrapped(found: dict[str, Any], sink: Sink) -> dict[str, Any]:
 
 def _nonfinite() -> tuple[float, Status, None]:
     return float("nan"), Status.NONFINITE, None
-
-
-def flat(found: dict[str, Any], prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Return nested objects as one, their keys joined by "/".
-
-    Raises:
-        TooDeep: more than 16 deep.
-    """
-    if depth > MAX_DEPTH:
-        raise TooDeep
-    cells: dict[str, Any] = {}
-    for name, value in found.items():
-        key = f"{prefix}{name}"[:MAX_KEY]
-        if isinstance(value, dict) and value:
-            cells |= flat(value, f"{key}/", depth + 1)
-        else:
-            cells[key] = str(value)[:1000] if isinstance(value, list | dict) else value
-    return cells

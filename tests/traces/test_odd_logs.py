@@ -1,0 +1,250 @@
+"""Logs as programs really leave them: torn, glued, wrapped, prefixed, labelled. No number is lost or wrong unsaid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moeproxy.errors import TraceError
+from moeproxy.traces import LogTrace, overlay_notes, read
+
+
+def _logs(tmp_path: Path, text: str, name: str = "x.log", **options) -> tuple[LogTrace, ...]:
+    (tmp_path / name).write_text(text)
+    return read(tmp_path / name, **options)
+
+
+def _values(log: LogTrace, signal: str) -> dict[int, float]:
+    return dict(zip(log.trace.steps.index.tolist(), log.trace.values(signal).tolist(), strict=True))
+
+
+def _said(log: LogTrace) -> str:
+    return " | ".join([*log.info.notes, *map(str, log.info.skipped), *map(str, log.info.findings)])
+
+
+@pytest.mark.parametrize("prefix", ["", "\x1b[36m(skyrl_entrypoint pid=4123)\x1b[0m "])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_dict_on_the_line_after_its_step(tmp_path: Path, prefix: str, wrapped: bool) -> None:
+    text = ""
+    for step in (1, 2, 7):
+        cells = [f"'policy/final_loss': '0.{step}000'", "'policy/grad_norm': '1.5'", "'trainer/epoch': 0"]
+        text += f"{prefix}2025-09-01 10:00:01.000 | INFO | skyrl_train.utils.tracking:log:93 - Step {step}: \n"
+        joint = f",\n{prefix} " if wrapped else ", "
+        text += f"{prefix}{{{joint.join(cells)}}}\n"
+    (log,) = _logs(tmp_path, text)
+    assert log.info.framework == "skyrl"
+    assert _values(log, "total_loss") == {1: 0.1, 2: 0.2, 7: 0.7}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("x.csv", "step,loss,reward\n1,0.5,\n1,,0.9\n2,0.4,\n2,,0.8\n"),
+        ("x.jsonl", '{"step":1,"loss":0.5}\n{"step":1,"loss":null,"reward":0.9}\n{"step":2,"loss":0.4,"reward":0.8}\n'),
+    ],
+)
+def test_an_empty_cell_of_a_later_row_takes_no_value_away(tmp_path: Path, name: str, text: str) -> None:
+    (log,) = _logs(tmp_path, text, name)
+    assert _values(log, "total_loss") == {1: 0.5, 2: 0.4}
+    assert _values(log, "reward_mean") == {1: 0.9, 2: 0.8}
+    assert "two values" not in _said(log)
+
+
+@pytest.mark.parametrize("labels", [("[rank0]: ", "[rank1]: "), ("[default0]:", "[default1]:"), ("0: ", "1: ")])
+@pytest.mark.parametrize("stepped", [True, False])
+def test_ranks_side_by_side_are_runs_of_their_own(tmp_path: Path, labels: tuple[str, str], stepped: bool) -> None:
+    text = ""
+    for row in range(4):
+        for rank, label in enumerate(labels):
+            step = f"'step': {row + 1}, " if stepped else ""
+            text += (
+                f"{label}{{{step}'loss': {rank + row / 10}, 'grad_norm': 1.0, 'learning_rate': 1e-6, 'epoch': 0.1}}\n"
+            )
+    logs = _logs(tmp_path, text)
+    assert [_values(log, "total_loss") for log in logs] == [{n + 1: r + n / 10 for n in range(4)} for r in range(2)]
+
+
+def test_a_process_that_takes_over_goes_on_with_the_numbers(tmp_path: Path) -> None:
+    text = "".join(f"(A pid={1 + n // 3}) {{'loss': {n}.5, 'epoch': {n}, 'learning_rate': 1}}\n" for n in range(6))
+    (log,) = _logs(tmp_path, text)
+    assert _values(log, "total_loss") == {n + 1: n + 0.5 for n in range(6)}
+
+
+CUT = {
+    "verl.log": "step:1 - actor/grad_norm:1.5\nstep:2 - actor/grad_norm:12",
+    "megatron.log": " iteration 1/ 9 | grad norm: 1.5 |\n iteration 2/ 9 | lm loss: 1.5E+0",
+    "prime.log": "Step 1 | Loss: 0.5 | Mismatch KL: 0.1\nStep 2 | Loss: 0.2",
+    "table.csv": "step,loss\n1,0.5\n2,0.4",
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_last_line_without_end_may_be_cut_and_that_is_said(tmp_path: Path, name: str) -> None:
+    (log,) = _logs(tmp_path, CUT[name], name)
+    assert "may be cut short" in _said(log)
+    (whole,) = _logs(tmp_path, CUT[name] + "\n", name)
+    assert "cut short" not in _said(whole)
+    assert len(whole.trace.steps) == len(log.trace.steps) == 2
+
+
+@pytest.mark.parametrize("between", ["", " ", "(TaskRunner pid=1) "])
+def test_records_of_verl_on_one_line_keep_their_numbers(tmp_path: Path, between: str) -> None:
+    first = "step:4 - actor/pg_loss:0.8 - actor/grad_norm:1.5"
+    (log,) = _logs(tmp_path, f"(TaskRunner pid=1) {first}{between}step:5 - actor/pg_loss:0.9 - actor/grad_norm:2.5\n")
+    assert _values(log, "policy_loss") == {4: 0.8, 5: 0.9}
+    assert _values(log, "grad_norm") == {4: 1.5, 5: 2.5}
+
+
+def test_a_step_within_a_key_does_not_part_a_line(tmp_path: Path) -> None:
+    (log,) = _logs(
+        tmp_path, "step:4 - training/global_step:7 - actor/pg_loss:0.8 - val/a/step:5 - actor/grad_norm:1.5\n"
+    )
+    assert _values(log, "grad_norm") == {4: 1.5}
+
+
+def test_a_line_that_pprint_wraps(tmp_path: Path) -> None:
+    text = (
+        '(T pid=1) ("step:1 - actor/pg_loss:np.float64(0.5) - "\n'
+        "(T pid=1)  'critic/score/mean:np.float64(0.25) - response_length/mean:10.0')\n"
+        "(T pid=1) step:2 - actor/pg_loss:0.6 - critic/score/mean:0.35\n"
+    )
+    (log,) = _logs(tmp_path, text)
+    assert _values(log, "policy_loss") == {1: 0.5, 2: 0.6}
+    assert _values(log, "reward_mean") == {1: 0.25, 2: 0.35}
+    assert log.counts("response_length") == {"measured": 1, "missing": 1}
+
+
+@pytest.mark.parametrize("tail", ["/usr/lib/x.py:12: UserWarning: foo", " WARNING:root:x"])
+def test_text_after_a_number_does_not_hide_it(tmp_path: Path, tail: str) -> None:
+    (log,) = _logs(tmp_path, f"step:1 - actor/pg_loss:0.5 - actor/grad_norm:1.25{tail}\n")
+    assert _values(log, "grad_norm") == {1: 1.25}
+    assert "something else that follows a number" in _said(log)
+
+
+def test_keys_with_colons_stay_whole(tmp_path: Path) -> None:
+    (log,) = _logs(tmp_path, "step:1 - val-core/math:500/acc/mean@8:0.5 - actor/grad_norm:1.25\n")
+    assert log.original["val-core/math:500/acc/mean@8"].tolist() == [0.5]
+
+
+@pytest.mark.parametrize("prefix", ["2025-01-01 INFO ", "  ", "(Worker pid=7) "])
+def test_nested_objects_behind_a_prefix_are_rows(tmp_path: Path, prefix: str) -> None:
+    rows = [{"step": n, "loss": n / 10, "rewards": {"acc": n / 20}} for n in (1, 2)]
+    (log,) = _logs(tmp_path, "".join(f"{prefix}{json.dumps(row)}\n" for row in rows))
+    assert _values(log, "total_loss") == {1: 0.1, 2: 0.2}
+    assert log.original["rewards/acc"].tolist() == [0.05, 0.1]
+
+
+def test_a_configuration_is_no_row(tmp_path: Path) -> None:
+    (log,) = _logs(
+        tmp_path, "config: {'model': {'name': 'x', 'layers': 3}, 'lr': 1e-6}\nstep:1 - actor/grad_norm:1.5\n"
+    )
+    assert len(log.original) == 1
+
+
+@pytest.mark.parametrize("torn", ["Step 1: {'loss': 0.5, 'grad_norm'\n", '{"step":2,"note":"it\'s{"a":\n'])
+def test_a_torn_line_costs_itself_only(tmp_path: Path, torn: str) -> None:
+    rows = "".join(f'{{"step":{n},"loss":{n}.5,"r":{{"a":1}}}}\n' for n in range(3, 600))
+    (log,) = _logs(tmp_path, torn + rows)
+    assert _values(log, "total_loss") == {n: n + 0.5 for n in range(3, 600)}
+    assert [skipped.lines for skipped in log.info.skipped] == [[1]]
+    python = "".join(f"{{'step': {n}, 'loss': {n}.5, 'learning_rate': 1, 'epoch': 0}}\n" for n in range(3, 600))
+    (log,) = _logs(tmp_path, torn + python)
+    assert _values(log, "total_loss") == {n: n + 0.5 for n in range(3, 600)}
+
+
+def test_slimes_performance_lines_belong_to_rollouts(tmp_path: Path) -> None:
+    text = ""
+    for n in range(3):
+        text += f"(R pid=5) perf {n}: {{'rollout/response_len/mean': {100 + n}.5, 'rollout/truncated_ratio': 0.1}}\n"
+        text += f"(T pid=7) rollout {n}: {{'rollout/raw_reward': 0.{n}, 'rollout/response_lengths': 90.5}}\n"
+        text += f"(T pid=7) step {n}: {{'train/loss': 0.{n}, 'train/grad_norm': 0.5, 'train/step': {n}}}\n"
+        text += f"(T pid=7) perf {n}: {{'perf/step_time': {30 + n}.0}}\n"
+    (log,) = _logs(tmp_path, text)
+    assert log.info.framework == "slime"
+    assert _values(log, "response_length") == {0: 100.5, 1: 101.5, 2: 102.5}
+    assert _values(log, "seconds_per_step") == {0: 30.0, 1: 31.0, 2: 32.0}
+    assert _values(log, "truncated") == {0: 0.1, 1: 0.1, 2: 0.1}
+
+
+def test_a_key_without_steps_gives_way_to_one_that_has_them(tmp_path: Path) -> None:
+    rows = [{"rollout/response_len/mean": 9.5}, {"rollout/step": 1, "rollout/response_lengths": 90.5, "train/ois": 1}]
+    (log,) = _logs(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "x.jsonl")
+    assert _values(log, "response_length") == {1: 90.5}
+    assert log.info.keys["response_length"] == "rollout/response_lengths"
+
+
+ROWS = "".join(f"{{'loss': 0.{n}, 'grad_norm': 1.0, 'learning_rate': 1e-6, 'epoch': 0.{n}}}\n" for n in range(1, 5))
+
+
+@pytest.mark.parametrize("text", [json.dumps({"model": "x", "lr": 1e-6}, indent=2) + "\n" + ROWS, "[" + ROWS])
+def test_a_console_may_begin_like_json(tmp_path: Path, text: str) -> None:
+    (log,) = _logs(tmp_path, text)
+    assert list(_values(log, "total_loss").values()) == [0.1, 0.2, 0.3, 0.4]
+
+
+def test_objects_over_several_lines_are_rows(tmp_path: Path) -> None:
+    rows = [{"step": n, "loss": n / 10} for n in range(1, 4)]
+    (log,) = _logs(tmp_path, "\n".join(json.dumps(row, indent=2) for row in rows), "x.json")
+    assert _values(log, "total_loss") == {1: 0.1, 2: 0.2, 3: 0.3}
+
+
+@pytest.mark.parametrize("joint", ["", " ", ", "])
+def test_objects_that_stand_on_one_line_are_rows(tmp_path: Path, joint: str) -> None:
+    text = joint.join(f'{{"step": {n}, "loss": 0.{n}}}' for n in (1, 2, 3))
+    (log,) = _logs(tmp_path, f'{{"step": 0, "loss": 0.5}},\n{text}\n', "x.jsonl")
+    assert _values(log, "total_loss") == {0: 0.5, 1: 0.1, 2: 0.2, 3: 0.3}
+
+
+def test_endless_returns_to_the_first_step_are_refused(tmp_path: Path) -> None:
+    text = "".join(f'{{"step": {n % 2}, "loss": 0.5}}\n' for n in range(100_000))
+    with pytest.raises(TraceError, match="returns to the first step"):
+        _logs(tmp_path, text, "x.jsonl")
+
+
+def test_a_resume_placed_by_rounded_epochs_says_how_sure_it_is(tmp_path: Path) -> None:
+    def row(n: int) -> str:
+        return f"{{'loss': {n}.5, 'grad_norm': 1.0, 'learning_rate': 1e-6, 'epoch': {n // 3 / 100}}}\n"
+
+    (log,) = _logs(tmp_path, "".join(map(row, [*range(20), *range(10, 15)])))
+    assert "may be 2 off" in _said(log)
+    (sure,) = _logs(tmp_path, "".join(map(row, range(20))))
+    assert "off" not in _said(sure)
+
+
+def test_steps_that_are_none_are_named(tmp_path: Path) -> None:
+    (log,) = _logs(tmp_path, '{"step": 0.5, "loss": 1}\n{"step": 1.5, "loss": 2}\n', "x.jsonl")
+    assert "'step' holds no whole number" in _said(log)
+
+
+def test_what_a_mapping_cannot_do_is_said(tmp_path: Path) -> None:
+    text = "it,a,b,c\n1,0.5,0.25,x\n2,0.5,0.25,y\n"
+    mapping = {"a": "policy_loss", "b": "policy_loss", "c": "grad_norm"}
+    (log,) = _logs(tmp_path, text, "x.csv", mapping=mapping, step="it")
+    assert "c, which holds no number" in _said(log)
+    assert "policy_loss several keys (a, b)" in _said(log)
+    assert _values(log, "policy_loss") == {1: 0.5, 2: 0.5}
+
+
+def test_overlays_say_that_steps_or_meanings_differ(tmp_path: Path) -> None:
+    (numbered,) = _logs(tmp_path, ROWS, "a.log")
+    (stepped,) = _logs(
+        tmp_path, "".join(f'{{"step": {n}, "loss": 1, "epoch": 1, "learning_rate": 1}}\n' for n in (1, 2))
+    )
+    assert any("rows of the log" in note for note in overlay_notes(numbered, stepped))
+    assert any("rows of the log" in note for note in overlay_notes(numbered.trace, stepped.trace))
+    assert overlay_notes(stepped, stepped) == ()
+    (mine,) = _logs(tmp_path, "step,loss\n1,0.5\n", "b.csv")
+    (theirs,) = _logs(tmp_path, "step,grad_norm\n1,0.5\n", "c.csv", mapping={"grad_norm": "total_loss"}, step="step")
+    for left, right in ((mine, mine), (mine, theirs), (theirs, theirs)):
+        assert any(note.startswith("total_loss") for note in overlay_notes(left, right))
+
+
+def test_a_pattern_of_keys_counts_where_one_fits(tmp_path: Path) -> None:
+    row = {"step": 1, "optim/grad_norm": 1.0, "loss/mean": 0.5, "train/math/agent/reward/mean": 0.25}
+    (log,) = _logs(tmp_path, json.dumps(row), "x.jsonl", framework="prime-rl")
+    assert _values(log, "reward_mean") == {1: 0.25}
+    (log,) = _logs(tmp_path, json.dumps(row | {"train/code/reward/mean": 0.75}), "x.jsonl", framework="prime-rl")
+    assert "reward_mean" not in log.trace.signals
+    assert "train/code/reward/mean" in log.unmapped
