@@ -21,7 +21,7 @@ def _logs(tmp_path: Path, steps: Sequence[int]) -> tuple[LogTrace, ...]:
     return read(file)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_mixed_rows_are_put_in_order(tmp_path: Path, data: st.DataObject) -> None:
     grid, first = data.draw(st.sampled_from([1, 5, 10])), data.draw(st.integers(0, 30))

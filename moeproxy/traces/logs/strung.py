@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from moeproxy.traces.logs.cells import bare
@@ -14,7 +15,8 @@ MAX_PARTS = 5000  # metrics on one line
 MAX_LINES = 400  # of one string that pprint wraps
 
 _START = re.compile(r"(?:^|[\s'\"])(step:\s*\d+ - .*)$")
-_GLUED = re.compile(r"\s*(?:\([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+[^()]*\)\s*)?(?<![A-Za-z_/.-])(?=step:\s*\d+ - )")
+_RECORD = re.compile(r"(?<![A-Za-z_/.-])step:\s*\d+ - ")
+_LABEL = re.compile(r"\([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+[^()]*\)$")
 _WRAPPED = re.compile(r"\s*\(\s*(['\"])step:\s*\d+ - .*\1\s*$")
 _PIECE = re.compile(r"\s*(['\"])(.*)\1(\)?)\s*$")
 _REPEATED = re.compile(r"\[repeated \d+x across (?:the )?cluster\].*$")
@@ -59,9 +61,13 @@ class Strung:
         return match is not None
 
     def _several(self, text: str, number: int, origin: str) -> None:
-        for part in _GLUED.split(_QUOTED.sub("", _REPEATED.sub("", text).rstrip())):
-            if part.strip():
-                self._row(part, number, origin)
+        """Take the records of a line: a second one may begin behind the first, with the label of its process."""
+        text = _QUOTED.sub("", _REPEATED.sub("", text).rstrip())
+        starts = [match.start() for match in _RECORD.finditer(text)]
+        for start, end in pairwise([*starts, len(text)]):
+            part = text[start:end].rstrip()
+            label = _LABEL.search(part[-MAX_KEY:]) if end < len(text) else None
+            self._row(part[: len(part) - len(label[0])] if label else part, number, origin)
 
     def _row(self, text: str, number: int, origin: str) -> None:
         cells: dict[str, Any] = {}
