@@ -24,6 +24,8 @@ Stream = Any
 
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, pa.ArrowException)
 
+_MARKS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -130,35 +132,41 @@ def sources(path: Path, limits: Limits | None = None) -> Iterator[Source]:
 def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
     behind = Counted(stream, name)
     buffered = io.BufferedReader(behind, PEEK)
-    head = buffered.peek(PEEK)[:PEEK]
-    inner = _decompressed(head, buffered)
-    if inner is None and not _is_archive(head):
+    kind = packing(buffered.peek(PEEK)[:PEEK])
+    if not kind:
         yield Source(name, buffered, behind)
         return
     if depth >= limits.depth:
         raise TraceError(f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}")
-    if inner is not None:
-        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
-    elif head[:4] == b"PK\x03\x04":
+    if kind == "zip":
         yield from _zip(name, buffered, behind, limits, depth + 1)
-    else:
+    elif kind == "tar":
         yield from _tar(name, buffered, limits, depth + 1)
+    else:
+        inner = _decompressed(kind, buffered)
+        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
 
 
-def _decompressed(head: bytes, stream: io.BufferedReader[Any]) -> Stream | None:
-    if head[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=stream)
-    if head[:4] == b"\x28\xb5\x2f\xfd":
-        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+def packing(head: bytes) -> str:
+    """Return how a file is packed, by its first bytes: "gzip", "zstd", "bzip2", "xz", "zip", "tar", or "" when not.
+
+    Example:
+        >>> packing(b"PK\\x03\\x04"), packing(b"step,loss")
+        ('zip', '')
+    """
     if head[:3] == b"BZh" and head[4:10] == b"1AY&SY":
-        return bz2.BZ2File(stream)
-    if head[:6] == b"\xfd7zXZ\x00":
-        return lzma.LZMAFile(stream)
-    return None
+        return "bzip2"
+    if head[257:262] == b"ustar":
+        return "tar"
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
 
 
-def _is_archive(head: bytes) -> bool:
-    return head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar"
+def _decompressed(kind: str, stream: io.BufferedReader[Any]) -> Stream:
+    if kind == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    if kind == "zstd":
+        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+    return bz2.BZ2File(stream) if kind == "bzip2" else lzma.LZMAFile(stream)
 
 
 def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
