@@ -19,6 +19,11 @@ from moeproxy.traces.logs.text import read_text
 from moeproxy.traces.logs.tfevents import is_events, read_events
 from moeproxy.traces.logs.wandbfile import read_wandb
 
+
+class UnknownKindError(TraceError):
+    """A file that is no log of any kind; among others it is passed over."""
+
+
 _ALIEN = {
     b"PAR1": "a Parquet file; Trace.load or load_pack reads those of moeproxy",
     b"\x7fELF": "a program",
@@ -62,7 +67,8 @@ def fill(source: Source, kind: str, sink: Sink) -> None:
     """Read a file of this kind into a sink.
 
     Raises:
-        TraceError: nothing here can read it.
+        UnknownKindError: nothing here can read it.
+        TraceError: it is broken.
     """
     _fill(source, kind, sink)
     if source.cut:
@@ -86,7 +92,7 @@ def _fill(source: Source, kind: str, sink: Sink) -> None:
         read_text(source, sink)
     else:
         what = kind.removeprefix("alien:") if kind != "unknown" else "binary data of no known kind"
-        raise TraceError(
+        raise UnknownKindError(
             what,
             where=source.name,
             expected="a text log, CSV, JSON, event file, or an archive of these",
