@@ -10,6 +10,7 @@ from moeproxy.errors import TraceError
 from moeproxy.traces.logs.databases import MAGIC, read_database
 from moeproxy.traces.logs.documents import is_document, read_document
 from moeproxy.traces.logs.looking import INTERESTING
+from moeproxy.traces.logs.markdown import may_have_fences, read_markdown
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.swanlabfile import MARK as SWANLAB
@@ -88,6 +89,8 @@ def _fill(source: Source, kind: str, sink: Sink) -> None:
         read_wandb(source, sink)
     elif kind == "swanlab":
         read_swanlab(source, sink)
+    elif kind == "text" and may_have_fences(source):
+        read_markdown(source, sink, kind_of)
     elif kind == "text":
         read_text(source, sink)
     else:
