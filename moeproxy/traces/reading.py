@@ -56,7 +56,8 @@ def read(
     Recognised are JSON lines, console output (JSON or Python dicts, verl's and Megatron's lines, with colours, process
     prefixes and progress bars), CSV (wandb exports too), trainer_state.json, Megatron's golden values, JSON lists,
     TensorBoard event files, binary files of wandb and SwanLab, databases of mlflow and trackio, and gzip, zstd, bzip2,
-    xz, tar and zip archives of these, or fences of Markdown with these; as directories, mlflow's file store and runs of RFT-FaultBench too.
+    xz, tar and zip archives of these; text, CSV and JSON in fences of Markdown; as directories, mlflow's file store and
+    runs of RFT-FaultBench too.
 
     Args:
         path: a file, or a directory that is searched for logs.
