@@ -155,7 +155,13 @@ def _add_triage(triage: argparse.ArgumentParser) -> None:
 
 def _add_read(read: argparse.ArgumentParser) -> None:
     read.add_argument("path", type=_path, help="a log, an archive of logs, or a directory")
-    read.add_argument("--to", choices=("parquet", "csv"), default=None, help="write the runs as such files")
+    read.add_argument(
+        "--to",
+        choices=("parquet", "csv"),
+        default=None,
+        help="write each run as such files: NAME (signals), NAME.status (state of each cell: measured, missing, null, "
+        "nan, ...), NAME.original (every key as it was logged) and NAME.original.status (states of those cells)",
+    )
     read.add_argument("--out", type=_path, default=Path("traces"), help="directory to write to (default: traces)")
     _add_mapping(read)
 

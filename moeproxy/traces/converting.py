@@ -17,13 +17,16 @@ from moeproxy.traces.logtrace import LogTrace
 
 Format = Literal["parquet", "csv"]
 _UNSAFE = re.compile(r"[^\w.\-+]+")
+_TAKEN = re.compile(r"\.(status|original)$")
+"""What is added to the name of a run for its further files; a run of such a name would write over them."""
 
 
 def convert(logs: Sequence[LogTrace], to: Format, out: str | Path) -> list[Path]:
     """Write every run that has metrics into a directory and return the files.
 
     For each run: the trace (`<name>.parquet`, which `Trace.load` reads, or `<name>.csv`), the states of its cells
-    (`<name>.status`), and every original row with its place in the log (`<name>.original`).
+    (`<name>.status`), every original row with its place in the log (`<name>.original`), and the states of the cells of
+    those rows (`<name>.original.status`), which tell a NaN that was logged from null and from a key that is not there.
 
     Args:
         logs: of `read`.
@@ -44,7 +47,8 @@ def convert(logs: Sequence[LogTrace], to: Format, out: str | Path) -> list[Path]
             log.trace.save(target)
         else:
             _write_csv(_numbers(log.trace.steps), target)
-        tables = {"status": log.status.astype(str), "original": with_places(log)}
+        states = pd.concat([_places(log), log.original_status.astype(str)], axis=1)
+        tables = {"status": log.status.astype(str), "original": with_places(log), "original.status": states}
         further = [(_write_csv if to == "csv" else _write_parquet, folder / f"{name}.{part}.{to}") for part in tables]
         for (write, file), table in zip(further, tables.values(), strict=True):
             write(table, file)
@@ -54,8 +58,11 @@ def convert(logs: Sequence[LogTrace], to: Format, out: str | Path) -> list[Path]
 
 def with_places(log: LogTrace) -> pd.DataFrame:
     """Return the original rows with the columns `log:file`, `log:line`, ... before them, which say where they stood."""
-    places = log.places.add_prefix("log:")
-    return pd.concat([places, log.original], axis=1)
+    return pd.concat([_places(log), log.original], axis=1)
+
+
+def _places(log: LogTrace) -> pd.DataFrame:
+    return log.places.add_prefix("log:")
 
 
 def _numbers(steps: pd.DataFrame) -> pd.DataFrame:
@@ -77,6 +84,7 @@ def _names(logs: Sequence[LogTrace]) -> list[str]:
     names: list[str] = []
     for log in logs:
         base = _UNSAFE.sub("-", log.info.name).strip("-.") or "run"
+        base = _TAKEN.sub(r"-\1", base)
         name, number = base[:120], 2
         while name in names:
             name, number = f"{base[:110]}-{number}", number + 1

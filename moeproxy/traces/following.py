@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import weakref
@@ -11,13 +12,19 @@ from typing import BinaryIO
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.assemble import Wishes
+from moeproxy.traces.logs.dispatch import kind_of
 from moeproxy.traces.logs.lines import MAX_LINE, lines
+from moeproxy.traces.logs.opening import PEEK, Source, packing
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.text import TextReader
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import logs_of, stem
 
 _CHUNK = 16 << 20
+_TAIL = 256
+"""Bytes before the place that was read to, by which a file that was written anew is told from one that has grown."""
+
+_NAMES = {"database": "an SQLite database", "events": "an event file", "unknown": "binary data"}
 
 
 class LogFollower:
@@ -25,8 +32,8 @@ class LogFollower:
 
     JSON lines and console output are followed, uncompressed. A last line without its end is left for the next look.
     When the file was replaced (rotated), the rest of the old one is read first, then the new one from its start as a
-    continuation of the run; likewise when it was cut. The file stays open between looks, so that nothing is lost by a
-    rotation; `close` it, or use the follower as a context manager.
+    continuation of the run; likewise when it was cut, or cut and written anew. The file stays open between looks, so
+    that nothing is lost by a rotation; `close` it, or use the follower as a context manager.
 
     Args:
         path: of the log; it need not exist yet.
@@ -52,7 +59,8 @@ class LogFollower:
         self._path, self._wishes = Path(path), Wishes(mapping, step, framework)
         self._sink = Sink(container="growing log")
         self._reader = TextReader(self._sink)
-        self._offset, self._lines = 0, 0
+        self._offset, self._lines, self._tail = 0, 0, b""
+        self._refused = False
         self._stream: BinaryIO | None = None
         self._identity: tuple[int, int] | None = None
 
@@ -74,7 +82,7 @@ class LogFollower:
         """Read what is new and return the number of new rows; 0 while there is no file.
 
         Raises:
-            TraceError: the file cannot be read.
+            TraceError: the file cannot be read, or is none that can be followed: an archive, a table, ...
         """
         before = self._rows()
         try:
@@ -106,8 +114,9 @@ class LogFollower:
     def _check(self, stream: BinaryIO, now: os.stat_result) -> None:
         """Leave the file when another one has taken its name."""
         if _identity(os.fstat(stream.fileno())) != _identity(now):
-            self._drain(stream)
-            self._end(stream)
+            if not self._refused:
+                self._drain(stream)
+                self._end(stream)
             self.close()
 
     def _open(self) -> None:
@@ -120,17 +129,33 @@ class LogFollower:
 
     def _restart(self) -> None:
         self._sink.note("the log was replaced or cut while it was followed; line numbers go on from the old one")
-        self._offset = 0
+        self._offset, self._tail = 0, b""
 
     def _drain(self, stream: BinaryIO) -> None:
         """Take every whole line that is new."""
-        if os.fstat(stream.fileno()).st_size < self._offset:
+        if not self._goes_on(stream):
             self._restart()
+        self._check_kind(stream)
         stream.seek(self._offset)
         while data := stream.read(_CHUNK):
             if not self._take(data):
                 break
             stream.seek(self._offset)
+
+    def _goes_on(self, stream: BinaryIO) -> bool:
+        """Whether what was read still stands there; a file cut and written anew may be longer than it was."""
+        if os.fstat(stream.fileno()).st_size < self._offset:
+            return False
+        stream.seek(self._offset - len(self._tail))
+        return stream.read(len(self._tail)) == self._tail
+
+    def _check_kind(self, stream: BinaryIO) -> None:
+        """Refuse what is no text log, as long as the first bytes, which show it, may not all have been seen."""
+        if self._offset < PEEK:
+            stream.seek(0)
+            self._refused = True
+            _check_head(stream.read(PEEK), self._path)
+            self._refused = False
 
     def _end(self, stream: BinaryIO) -> None:
         """Take the last line of a file that nobody will end."""
@@ -157,6 +182,38 @@ class LogFollower:
                 self._sink.skip(self._lines + number, skipped.reason)
         self._lines += part.count(b"\n")
         self._offset += len(part)
+        self._tail = (self._tail + part[-_TAIL:])[-_TAIL:]
+
+
+def check_followable(path: Path) -> None:
+    """Raise unless a log can be followed while it grows: an uncompressed text file, which need not exist yet.
+
+    Raises:
+        TraceError: it is a directory, or its first bytes are those of something else.
+    """
+    if path.is_dir():
+        raise TraceError("a directory cannot be followed", where=path, expected="one text log")
+    if path.is_file():
+        with path.open("rb") as stream:
+            _check_head(stream.read(PEEK), path)
+
+
+def _check_head(head: bytes, path: Path) -> None:
+    what = packing(head) and f"a {packing(head)} archive"
+    if not what and head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        what = "UTF-16 text"
+    if not what:
+        stream = io.BufferedReader(io.BytesIO(head), PEEK)  # pyright: ignore[reportArgumentType]
+        kind, _, further = kind_of(Source(str(path), stream)).partition(":")
+        if kind in ("text", "document"):  # a console log may begin with the JSON of its settings
+            return
+        what = {"csv": "a CSV table", "alien": further.partition(";")[0]}.get(kind, _NAMES.get(kind, f"a {kind} file"))
+    raise TraceError(
+        f"{what} cannot be followed",
+        where=path,
+        expected="JSON lines or console output, uncompressed",
+        remedy="read it with moeproxy.traces.read (a panel: press Read), again for a look at what is new",
+    )
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.keys import FRAMEWORKS
 from moeproxy.traces.logs import filestore
 from moeproxy.traces.logs.assemble import Wishes, assembled
-from moeproxy.traces.logs.dispatch import fill, kind_of
-from moeproxy.traces.logs.opening import Limits, Source, sources
+from moeproxy.traces.logs.dispatch import UnknownKindError, fill, kind_of
+from moeproxy.traces.logs.opening import HostileError, Limits, Source, sources
 from moeproxy.traces.logs.rows import RowStore
 from moeproxy.traces.logs.sink import Run, Sink
 from moeproxy.traces.logtrace import LogTrace
@@ -56,7 +56,8 @@ def read(
     Recognised are JSON lines, console output (JSON or Python dicts, verl's and Megatron's lines, with colours, process
     prefixes and progress bars), CSV (wandb exports too), trainer_state.json, Megatron's golden values, JSON lists,
     TensorBoard event files, binary files of wandb and SwanLab, databases of mlflow and trackio, and gzip, zstd, bzip2,
-    xz, tar and zip archives of these; as directories, mlflow's file store and runs of RFT-FaultBench too.
+    xz, tar and zip archives of these; text, CSV and JSON in fences of Markdown; as directories, mlflow's file store and
+    runs of RFT-FaultBench too.
 
     Args:
         path: a file, or a directory that is searched for logs.
@@ -71,7 +72,7 @@ def read(
 
     Raises:
         TraceError: there is no log, or the file is broken or hostile. In a directory such a file becomes a LogTrace
-            without metrics that says what is wrong with it.
+            without metrics that says what is wrong with it; likewise a broken file among others in an archive.
 
     Example:
         >>> log, = read("trainer_state.json")
@@ -86,8 +87,7 @@ def read(
         if not root.is_file():
             # A pipe or a device may have no end.
             raise TraceError("neither a file nor a directory", where=root, expected="a log or a directory of logs")
-        found = [log for source in sources(root, limits) for log in _file(source, wishes, alone=True)]
-        return tuple(_chosen(found, root))
+        return tuple(_chosen(_read(root, wishes, limits, alone=True), root))
     found, taken = _stores(root, wishes)
     found += [log for files in _groups(root, taken) for log in _group(files, root, wishes, limits)]
     return tuple(_chosen(found, root))
@@ -103,15 +103,52 @@ def _stores(root: Path, wishes: Wishes) -> tuple[list[LogTrace], list[Path]]:
             name = filestore.read_run(folder, sink)
             found += logs_of(name, sink, (str(folder / filestore.METRICS),), wishes)
         except TraceError as error:
-            found.append(_unreadable(folder, error, wishes))
+            found.append(_unreadable(str(folder), error, wishes))
     if wishes == Wishes():
         for folder, row in rft_logs.folders_below(root).items():
             taken += [file.parent for file in folder.rglob(STEP_FILE)]
             try:
                 found.append(rft_logs.read_folder(folder, row))
             except TraceError as error:
-                found.append(_unreadable(folder, error, wishes))
+                found.append(_unreadable(str(folder), error, wishes))
     return found, taken
+
+
+def _read(path: Path, wishes: Wishes, limits: Limits | None, *, alone: bool, every: bool = False) -> list[LogTrace]:
+    """Read a file, or the members of an archive as the files of a directory are read.
+
+    Raises:
+        TraceError: it is broken or hostile, or none of its members can be read.
+    """
+    found: list[LogTrace] = []
+    errors: list[TraceError] = []
+    n_members = n_read = n_hidden = 0
+    for source in sources(path, limits):
+        if not every and _is_hidden(source.name[len(str(path)) :]):
+            n_hidden += 1
+            continue
+        n_members += 1
+        try:
+            logs = _file(source, wishes, alone=alone)
+        except HostileError:
+            raise
+        except TraceError as error:
+            errors.append(error)
+            logs = [] if isinstance(error, UnknownKindError) else [_unreadable(source.name, error, wishes)]
+        else:
+            n_read += bool(logs)
+        found += logs
+    if errors and not n_read:
+        raise errors[0]
+    if n_hidden and not n_members:
+        return _read(path, wishes, limits, alone=alone, every=True)  # there is nothing else in it
+    return found if n_members == 1 else [log for log in found if _says_something(log)] or found
+
+
+def _is_hidden(member: str) -> bool:
+    """Whether a member of an archive ("!folder/name") is one of the files that are no logs in a directory either."""
+    parts = PurePosixPath(member.replace("!", "/").lstrip("/")).parts
+    return any(part.startswith(".") for part in parts) or bool(parts and parts[-1] in _NO_LOGS)
 
 
 def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
@@ -160,14 +197,14 @@ def _is_done(file: Path, taken: list[Path]) -> bool:
 def _group(files: list[Path], root: Path, wishes: Wishes, limits: Limits | None) -> list[LogTrace]:
     if len(files) == 1:
         try:
-            found = [log for source in sources(files[0], limits) for log in _file(source, wishes, alone=False)]
+            found = _read(files[0], wishes, limits, alone=False)
         except TraceError as error:
-            return [_unreadable(files[0], error, wishes)]
+            return [_unreadable(str(files[0]), error, wishes)]
         return [log for log in found if _says_something(log)]
     try:
         return _events(files, root, wishes, limits)
     except TraceError as error:
-        return [_unreadable(files[0], error, wishes)]
+        return [_unreadable(str(files[0]), error, wishes)]
 
 
 def _says_something(log: LogTrace) -> bool:
@@ -177,11 +214,11 @@ def _says_something(log: LogTrace) -> bool:
     return bool(info.rows or info.findings or info.progress or other)
 
 
-def _unreadable(file: Path, error: TraceError, wishes: Wishes) -> LogTrace:
-    """One file of a directory that is broken must not hide the others."""
+def _unreadable(file: str, error: TraceError, wishes: Wishes) -> LogTrace:
+    """One file of a directory or an archive that is broken must not hide the others."""
     sink = Sink(container="unreadable")
     sink.find("unreadable", 0, str(error))
-    (log,) = logs_of(stem(file.name), sink, (str(file),), wishes)
+    (log,) = logs_of(stem(file), sink, (file,), wishes)
     return log
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
+import json
+import lzma
 import os
+import sqlite3
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from moeproxy.errors import TraceError
 from moeproxy.traces import LogFollower, read
+from moeproxy.traces.following import check_followable
 from moeproxy.traces.logs import lines
+from tests.traces.logs.make import event, events
 
 
 def _line(step: int, value: float) -> str:
@@ -154,3 +167,117 @@ def test_carriage_returns_end_lines(tmp_path: Path) -> None:
         (whole,) = read(file)
         assert log.trace.equals(whole.trace)
         assert log.trace.values("total_loss").tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("further", [0, 1, 30], ids=["as long", "longer", "much longer"])
+@pytest.mark.parametrize("first", [2, 40])
+def test_a_file_written_anew_between_two_looks_is_no_grown_one(tmp_path: Path, first: int, further: int) -> None:
+    file = tmp_path / "train.log"
+    file.write_text("".join(_line(n, 0.5) for n in range(10, 10 + first)))
+    inode = file.stat().st_ino
+    with LogFollower(file) as follower:
+        assert follower.poll() == first
+        file.write_text("".join(_line(n, 0.25) for n in range(10, 10 + first + further)))  # as open(file, "w") does
+        assert file.stat().st_ino == inode
+        assert follower.poll() == first + further
+        before, log = follower.logs()  # both begin at step 10: two runs
+        assert before.trace.values("grad_norm").tolist() == [0.5] * first
+        assert log.trace.values("grad_norm").tolist() == [0.25] * (first + further)
+        assert sum("replaced or cut" in note for note in log.info.notes) == 1
+        assert follower.poll() == 0  # and it is not taken for new at the next look
+        with file.open("a") as stream:
+            stream.write(_line(99, 0.125))
+        assert follower.poll() == 1
+
+
+def test_a_file_that_only_grows_is_never_taken_for_a_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    with LogFollower(file) as follower:
+        for n in range(40):
+            with file.open("a") as stream:
+                stream.write(_line(n, 0.5) + "x" * (n * 7 % 300) + "\n" + "half a line"[: n % 12])
+            assert follower.poll() == 1
+        assert not any("replaced" in note for note in follower.logs()[0].info.notes)
+
+
+def _packed(pack: str) -> bytes:
+    out, line = io.BytesIO(), _line(1, 0.5).encode()
+    if pack == "zip":
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr("x.log", line)
+    elif pack == "tar":
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("x.log"))
+    return out.getvalue()
+
+
+def _zstd(data: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
+
+
+def _sqlite(path: Path) -> bytes:
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE metrics (a)")
+        base.commit()
+    return path.read_bytes()
+
+
+LINE = _line(1, 0.5).encode()
+OTHERS: dict[str, Callable[[Path], bytes]] = {
+    "gzip": lambda _: gzip.compress(LINE),
+    "bzip2": lambda _: bz2.compress(LINE),
+    "xz": lambda _: lzma.compress(LINE),
+    "zstd": lambda _: _zstd(LINE),
+    "zip": lambda _: _packed("zip"),
+    "tar": lambda _: _packed("tar"),
+    "SQLite": lambda folder: _sqlite(folder / "base.db"),
+    "event file": lambda _: events(event(1, {"a": 0.5})),
+    "wandb": lambda _: b":W&B\xce\xbe\0",
+    "Parquet": lambda _: b"PAR1\1\2",
+    "UTF-16": lambda _: LINE.decode().encode("utf-16"),
+    "binary data": lambda _: LINE + b"\0" * 20 + LINE,
+    "CSV": lambda _: b"step,loss\n1,0.5\n2,0.25\n",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_does_not_grow_line_by_line_is_refused(tmp_path: Path, kind: str) -> None:
+    file, data = tmp_path / "train.log", OTHERS[kind](tmp_path)
+    with LogFollower(file) as follower:
+        assert follower.poll() == 0
+        file.write_bytes(data)
+        for _ in range(2):  # it does not pass for read after the first look
+            with pytest.raises(TraceError, match=rf"{kind}.* cannot be followed.*moeproxy\.traces\.read"):
+                follower.poll()
+        with pytest.raises(TraceError, match="cannot be followed"):
+            check_followable(file)
+        os.rename(file, tmp_path / "old")
+        file.write_bytes(LINE)
+        assert follower.poll() == 1  # another file has taken its name
+        assert _norms(follower) == [0.5]
+
+
+def test_a_table_that_grows_is_refused_when_it_shows_itself(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.log"
+    file.write_text("step,loss\n")
+    with LogFollower(file) as follower:
+        assert follower.poll() == 0  # nothing but a line of text so far
+        with file.open("a") as stream:
+            stream.write("1,0.5\n2,0.25\n")
+        with pytest.raises(TraceError, match="a CSV table cannot be followed"):
+            follower.poll()
+
+
+def test_a_log_that_begins_with_its_settings_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(json.dumps({"trainer": {"nodes": 1}, "steps": [1, 2]}, indent=2) + "\n")
+    with LogFollower(file) as follower:
+        assert follower.poll() == 0
+        for n in (1, 2):
+            with file.open("a") as stream:
+                stream.write(_line(n, n / 2))
+            assert follower.poll() == 1
+        assert _norms(follower) == [0.5, 1.0]

@@ -6,6 +6,7 @@ import math
 import sqlite3
 import sys
 import time
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.cells import Status
 from moeproxy.traces.logs.opening import Source
-from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.sink import MAX_RUNS, Sink
 from moeproxy.traces.logs.text import take_object
 
 MAGIC = b"SQLite format 3\0"
@@ -93,7 +94,7 @@ def _read(base: sqlite3.Connection, where: str, sink: Sink) -> None:
     if columns >= _MLFLOW:
         _mlflow(base, sink, named="runs" in tables)
     elif columns >= _TRACKIO:
-        _trackio(base, sink)
+        _trackio(base, sink, with_ids="run_id" in columns)
     else:
         raise TraceError(
             f"a database with the tables {', '.join(sorted(tables)[:10]) or 'none'}",
@@ -138,14 +139,38 @@ def _mlflow_cell(value: Any, is_nan: Any) -> Any:
     return _text(value) if isinstance(value, bytes) else value
 
 
-def _trackio(base: sqlite3.Connection, sink: Sink) -> None:
+def _trackio(base: sqlite3.Connection, sink: Sink, *, with_ids: bool) -> None:
     """One row a call: its metrics are JSON, in which NaN and infinities are text."""
     sink.container = "trackio database"
-    query = "SELECT run_name, step, metrics FROM metrics ORDER BY rowid"
-    for number, (run, step, metrics) in enumerate(base.execute(query), 1):
+    column = "run_id" if with_ids else "NULL"
+    names = _trackio_names(base) if with_ids else {}
+    query = f"SELECT {column}, run_name, step, metrics FROM metrics ORDER BY rowid"
+    for number, (run_id, run, step, metrics) in enumerate(base.execute(query), 1):
         sink.lines = number
         raw = metrics if isinstance(metrics, bytes | str) else b""
-        take_object(raw, number, sink, before={"step": step}, run=_text(run))
+        name = names.get((run, run_id)) or _with_id(run, run_id)
+        take_object(raw, number, sink, before={"step": step}, run=name)
+
+
+def _trackio_names(base: sqlite3.Connection) -> dict[tuple[Any, Any], str]:
+    """Return the name of each (run_name, run_id): its own, with the id where several runs have one name.
+
+    Empty for a database with more runs than are read: there each gets its id.
+    """
+    pairs = list(base.execute("SELECT DISTINCT run_name, run_id FROM metrics LIMIT ?", (MAX_RUNS + 1,)))
+    if len(pairs) > MAX_RUNS:
+        return {}
+    shared = Counter(run for run, _ in pairs)
+    short = Counter(_with_id(run, run_id, 8) for run, run_id in pairs)
+    found = {}
+    for run, run_id in pairs:
+        cut = _with_id(run, run_id, 8)
+        found[run, run_id] = _text(run) if shared[run] == 1 else cut if short[cut] == 1 else _with_id(run, run_id)
+    return found
+
+
+def _with_id(run: Any, run_id: Any, length: int | None = None) -> str:
+    return _text(run) if run_id is None else f"{_text(run)} ({_text(run_id)[:length]})"
 
 
 def _text(value: Any) -> str:

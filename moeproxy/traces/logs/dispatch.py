@@ -10,6 +10,7 @@ from moeproxy.errors import TraceError
 from moeproxy.traces.logs.databases import MAGIC, read_database
 from moeproxy.traces.logs.documents import is_document, read_document
 from moeproxy.traces.logs.looking import INTERESTING
+from moeproxy.traces.logs.markdown import may_have_fences, read_markdown
 from moeproxy.traces.logs.opening import Source
 from moeproxy.traces.logs.sink import Sink
 from moeproxy.traces.logs.swanlabfile import MARK as SWANLAB
@@ -18,6 +19,11 @@ from moeproxy.traces.logs.tables import delimiter_of, read_csv
 from moeproxy.traces.logs.text import read_text
 from moeproxy.traces.logs.tfevents import is_events, read_events
 from moeproxy.traces.logs.wandbfile import read_wandb
+
+
+class UnknownKindError(TraceError):
+    """A file that is no log of any kind; among others it is passed over."""
+
 
 _ALIEN = {
     b"PAR1": "a Parquet file; Trace.load or load_pack reads those of moeproxy",
@@ -62,7 +68,8 @@ def fill(source: Source, kind: str, sink: Sink) -> None:
     """Read a file of this kind into a sink.
 
     Raises:
-        TraceError: nothing here can read it.
+        UnknownKindError: nothing here can read it.
+        TraceError: it is broken.
     """
     _fill(source, kind, sink)
     if source.cut:
@@ -82,11 +89,13 @@ def _fill(source: Source, kind: str, sink: Sink) -> None:
         read_wandb(source, sink)
     elif kind == "swanlab":
         read_swanlab(source, sink)
+    elif kind == "text" and may_have_fences(source):
+        read_markdown(source, sink, kind_of)
     elif kind == "text":
         read_text(source, sink)
     else:
         what = kind.removeprefix("alien:") if kind != "unknown" else "binary data of no known kind"
-        raise TraceError(
+        raise UnknownKindError(
             what,
             where=source.name,
             expected="a text log, CSV, JSON, event file, or an archive of these",

@@ -24,6 +24,12 @@ Stream = Any
 
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError, pa.ArrowException)
 
+_MARKS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz", b"PK\x03\x04": "zip"}
+
+
+class HostileError(TraceError):
+    """An archive that means harm, or looks like it; it is refused as a whole, whatever else is in it."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -72,6 +78,7 @@ class Counted(io.RawIOBase):
         self.inner, self.where, self._behind, self._limits = inner, where, behind, limits
         self.count = 0
         self.cut = False
+        self._failed: TraceError | None = None
 
     def readable(self) -> bool:
         """Return True."""
@@ -84,13 +91,17 @@ class Counted(io.RawIOBase):
             TraceError: the archive is broken, or holds more than its size can honestly hold. One that was cut short
                 (its program still writes, or a copy stopped) ends where it was cut, and `cut` says so.
         """
+        # What raised once may say something else the second time, when the next member of an archive is asked for.
         if self.cut:
-            return 0  # what raised once may say something else the second time
+            return 0
+        if self._failed is not None:
+            raise self._failed
         try:
             data = self._some(len(buffer))
         except _BROKEN as error:
             if not (self.count and _is_cut(error)):
-                raise _broken(self.where, error) from error
+                self._failed = _broken(self.where, error)
+                raise self._failed from error
             data, self.cut = b"", True
         buffer[: len(data)] = data
         self.count += len(data)
@@ -105,7 +116,7 @@ class Counted(io.RawIOBase):
         if self._behind is None or self._limits is None or self.count <= self._limits.grace:
             return
         if self.count > self._limits.ratio * max(self._behind.count, 1):
-            raise TraceError(
+            raise HostileError(
                 f"more than {self._limits.ratio:g} bytes come out of each byte: this looks like a decompression bomb",
                 where=self.where,
                 expected="a compressed log",
@@ -116,8 +127,11 @@ class Counted(io.RawIOBase):
 def sources(path: Path, limits: Limits | None = None) -> Iterator[Source]:
     """Yield the file, or every file of the archive, decompressed; each must be read before the next is asked for.
 
+    A member that is broken or encrypted is yielded too; reading it raises the TraceError that says so.
+
     Raises:
-        TraceError: the file cannot be opened, or an archive is broken, hostile or encrypted.
+        TraceError: the file cannot be opened, or is a broken archive.
+        HostileError: it is a hostile archive, or holds one.
     """
     try:
         stream = path.open("rb")
@@ -130,41 +144,49 @@ def sources(path: Path, limits: Limits | None = None) -> Iterator[Source]:
 def _opened(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
     behind = Counted(stream, name)
     buffered = io.BufferedReader(behind, PEEK)
-    head = buffered.peek(PEEK)[:PEEK]
-    inner = _decompressed(head, buffered)
-    if inner is None and not _is_archive(head):
+    kind = packing(buffered.peek(PEEK)[:PEEK])
+    if not kind:
         yield Source(name, buffered, behind)
         return
     if depth >= limits.depth:
-        raise TraceError(f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}")
-    if inner is not None:
-        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
-    elif head[:4] == b"PK\x03\x04":
+        raise HostileError(
+            f"archives within archives, {depth + 1} deep", where=name, expected=f"at most {limits.depth}"
+        )
+    if kind == "zip":
         yield from _zip(name, buffered, behind, limits, depth + 1)
-    else:
+    elif kind == "tar":
         yield from _tar(name, buffered, limits, depth + 1)
+    else:
+        inner = _decompressed(kind, buffered)
+        yield from _opened(name, Counted(inner, name, behind, limits), limits, depth + 1)
 
 
-def _decompressed(head: bytes, stream: io.BufferedReader[Any]) -> Stream | None:
-    if head[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=stream)
-    if head[:4] == b"\x28\xb5\x2f\xfd":
-        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+def packing(head: bytes) -> str:
+    """Return how a file is packed, by its first bytes: "gzip", "zstd", "bzip2", "xz", "zip", "tar", or "" when not.
+
+    Example:
+        >>> packing(b"PK\\x03\\x04"), packing(b"step,loss")
+        ('zip', '')
+    """
     if head[:3] == b"BZh" and head[4:10] == b"1AY&SY":
-        return bz2.BZ2File(stream)
-    if head[:6] == b"\xfd7zXZ\x00":
-        return lzma.LZMAFile(stream)
-    return None
+        return "bzip2"
+    if head[257:262] == b"ustar":
+        return "tar"
+    return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "")
 
 
-def _is_archive(head: bytes) -> bool:
-    return head[:4] == b"PK\x03\x04" or head[257:262] == b"ustar"
+def _decompressed(kind: str, stream: io.BufferedReader[Any]) -> Stream:
+    if kind == "gzip":
+        return gzip.GzipFile(fileobj=stream)
+    if kind == "zstd":
+        return pa.CompressedInputStream(pa.PythonFile(stream, mode="r"), "zstd")
+    return bz2.BZ2File(stream) if kind == "bzip2" else lzma.LZMAFile(stream)
 
 
 def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int) -> Iterator[Source]:
     # A zip's directory stands at its end, so a zip within a stream has to be held; a zip on disk is not.
     inner = behind.inner
-    held = inner if inner.seekable() else io.BytesIO(stream.read(limits.grace + 1))
+    held = inner if _can_seek(inner) else io.BytesIO(stream.read(limits.grace + 1))
     if isinstance(held, io.BytesIO) and held.getbuffer().nbytes > limits.grace:
         raise TraceError(f"a zip of more than {limits.grace >> 20} MiB inside an archive", where=name)
     try:
@@ -177,20 +199,61 @@ def _zip(name: str, stream: Stream, behind: Counted, limits: Limits, depth: int)
         raise _broken(name, error) from error
 
 
+def _can_seek(stream: Stream) -> bool:
+    try:
+        return stream.seekable()
+    except AttributeError:  # of a tar that is read as a stream
+        return False
+
+
 def _zip_member(
     name: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo, limits: Limits, depth: int
 ) -> Iterator[Source]:
     inside = f"{name}!{_safe(info.filename, name)}"
     if info.flag_bits & 1:
-        raise TraceError("encrypted", where=inside, expected="an archive without password", remedy="unpack it first")
+        said = TraceError("encrypted", where=inside, expected="an archive without password", remedy="unpack it first")
+        yield _refused(inside, said)
+        return
     if info.file_size > limits.grace and info.file_size > limits.ratio * max(info.compress_size, 1):
-        raise TraceError(
+        raise HostileError(
             f"{info.compress_size:,} bytes claim to hold {info.file_size:,}: this looks like a decompression bomb",
             where=inside,
             remedy="unpack it yourself and give the file, if you trust it",
         )
-    with archive.open(info) as member:
-        yield from _opened(inside, member, limits, depth)
+    try:
+        member = archive.open(info)
+    except (*_BROKEN, RuntimeError, NotImplementedError) as error:
+        yield _refused(inside, _broken(inside, error))
+        return
+    with member:
+        yield from _member(inside, member, limits, depth)
+
+
+def _member(inside: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
+    """Yield what a member of an archive holds; one that cannot be opened does not hide the others."""
+    try:
+        yield from _opened(inside, stream, limits, depth)
+    except HostileError:
+        raise
+    except TraceError as error:
+        yield _refused(inside, error)
+
+
+class _Refused(io.RawIOBase):
+    """A stream that only says why there is none."""
+
+    def __init__(self, error: TraceError) -> None:
+        self._error = error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise self._error
+
+
+def _refused(inside: str, error: TraceError) -> Source:
+    return Source(inside, io.BufferedReader(_Refused(error)))
 
 
 def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Source]:
@@ -202,8 +265,10 @@ def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Sour
                 inside = f"{name}!{_safe(info.name, name)}"
                 member = archive.extractfile(info) if info.isreg() else None  # links and devices are no logs
                 if member is not None:
-                    yield from _opened(inside, member, limits, depth)
+                    yield from _member(inside, member, limits, depth)
                     read += 1
+        while stream.read(PEEK):
+            pass  # a tar ends before its compressed file does; only there stands the checksum
     except _BROKEN as error:
         if not (read and _is_cut(error)):
             raise _broken(name, error) from error
@@ -214,18 +279,18 @@ def _tar(name: str, stream: Stream, limits: Limits, depth: int) -> Iterator[Sour
 
 def _check_count(count: int, name: str, limits: Limits) -> None:
     if count > limits.members:
-        raise TraceError(f"more than {limits.members:,} files", where=name, expected="an archive of logs")
+        raise HostileError(f"more than {limits.members:,} files", where=name, expected="an archive of logs")
 
 
 def _safe(member: str, archive: str) -> str:
     """Return the member's name.
 
     Raises:
-        TraceError: it points out of the archive. Nothing is unpacked here, but who makes such an archive means harm.
+        HostileError: it points out of the archive. Nothing is unpacked here, but who makes such an archive means harm.
     """
     path = PurePosixPath(member.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
-        raise TraceError(
+        raise HostileError(
             f"a member is called {member[:80]!r}, which points out of the archive",
             where=archive,
             expected="names below the archive",

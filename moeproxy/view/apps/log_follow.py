@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from moeproxy.errors import TraceError
-from moeproxy.traces.following import LogFollower
+from moeproxy.traces.following import LogFollower, check_followable
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.view.apps.ui import Status
 
@@ -17,7 +16,6 @@ LOOK_S = 1.0
 
 _SHARE = 4  # a look may take a fifth of the time
 _QUIET_S = 10.0
-_BINARY = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ\x00", b"PK\x03\x04", b"SQLite format 3\0", b":W&B")
 
 
 class Following:
@@ -94,27 +92,6 @@ class Following:
             self._on_end()
         finally:
             follower.close()
-
-
-def check_followable(path: Path) -> None:
-    """Raise unless a log can be followed while it grows: an uncompressed text file.
-
-    Raises:
-        TraceError: it is a directory, or its first bytes are those of something else.
-    """
-    if path.is_dir():
-        raise TraceError("a directory cannot be followed", where=path, expected="one text log")
-    head = b""
-    if path.is_file():
-        with path.open("rb") as stream:
-            head = stream.read(16)
-    if head.startswith(_BINARY) or b"\0" in head:
-        raise TraceError(
-            "archives, databases and event files cannot be followed",
-            where=path,
-            expected="JSON lines or console output, uncompressed",
-            remedy="press Read again for a look at what is new",
-        )
 
 
 def fits(logs: Sequence[LogTrace]) -> bool:

@@ -67,6 +67,39 @@ def test_trackio(tmp_path: Path) -> None:
     assert [str(skipped) for skipped in two.info.skipped] == ["3 lines (4, 5, 6): no JSON object"]
 
 
+TRACKIO_IDS = "CREATE TABLE metrics (run_id, run_name TEXT, step INTEGER, metrics TEXT)"
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        (["A", "B"], ["same (A)", "same (B)"]),
+        (["12345678-a", "12345678-b"], ["same (12345678-a)", "same (12345678-b)"]),
+        (["0123456789", None], ["same (01234567)", "same"]),
+        (["A", "A"], ["same"]),
+        ([None, None], ["same"]),
+        ([1, 2], ["same (1)", "same (2)"]),
+    ],
+)
+def test_trackio_runs_of_one_name_are_told_apart_by_their_ids(tmp_path: Path, ids: list, names: list[str]) -> None:
+    rows = [(run, "same", n, f'{{"actor/lr": {n + 10 * place}}}') for n in (1, 2) for place, run in enumerate(ids)]
+    rows.append(("C", "other", 1, '{"actor/lr": 0.5}'))
+    *logs, other = read(_base(tmp_path / "x.db", TRACKIO_IDS, rows=rows, into="metrics"))
+    assert [log.info.name for log in logs] == names
+    assert other.info.name == "other"  # a name that only one run has stays as it is
+    if len(names) == 2:
+        assert [log.trace.values("learning_rate").tolist() for log in logs] == [[1, 2], [11, 12]]
+
+
+def test_trackio_with_more_runs_than_are_read_mixes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("databases", "sink"):
+        monkeypatch.setattr(f"moeproxy.traces.logs.{module}.MAX_RUNS", 2)
+    rows = [(run, "same", 1, '{"actor/lr": 0.5}') for run in "ABC"]
+    logs = read(_base(tmp_path / "x.db", TRACKIO_IDS, rows=rows, into="metrics"))
+    assert [log.info.name for log in logs] == ["same (A)", "same (B)"]
+    assert "more than 2 runs" in logs[0].info.skipped[0].reason
+
+
 def test_other_databases_are_refused(tmp_path: Path) -> None:
     file = _base(tmp_path / "x.db", "CREATE TABLE people (name TEXT)")
     with pytest.raises(TraceError, match="a database with the tables people"):
@@ -87,8 +120,9 @@ def test_databases_in_archives(tmp_path: Path, mode: str, monkeypatch: pytest.Mo
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.write(file, "in/x.db")
         archive.writestr("in/broken.db", file.read_bytes()[:2000])
-    with pytest.raises(TraceError, match="broken database"):
-        read(tmp_path / "x.zip")
+    whole, broken = read(tmp_path / "x.zip")
+    assert whole.trace.values("learning_rate").tolist() == [0.5, 0.25]
+    assert "broken database" in broken.contents
     with zipfile.ZipFile(tmp_path / "y.zip", "w") as archive:
         archive.write(file, "in/x.db")
     (log,) = read(tmp_path / "y.zip")

@@ -13,8 +13,9 @@ import pytest
 
 from moeproxy.errors import MoeproxyError, TraceError
 from moeproxy.traces import LogTrace, Trace
+from moeproxy.traces.following import check_followable
 from moeproxy.traces.pack import save_pack
-from moeproxy.view.apps.log_follow import Following, check_followable, fits
+from moeproxy.view.apps.log_follow import Following, fits
 from moeproxy.view.apps.log_mapping import MOST_SHOWN, MappingEditor, columns_of, proposed
 from moeproxy.view.apps.log_pair import NOTHING, OF_FILE, OF_LOG, PairChooser, lab_runs
 from moeproxy.view.apps.log_source import LogSource, keep
