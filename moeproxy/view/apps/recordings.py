@@ -18,6 +18,7 @@ import pandas as pd
 
 from moeproxy.errors import CheckpointError, MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.lab.bench import PROXIES
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.identity import DENSE
 from moeproxy.lab.settings import GRPOSettings
@@ -175,7 +176,7 @@ def _of_files(folder: Path) -> Recordings:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a folder of packs has every fault on the original, on proxies of it, and on controls chosen otherwise.
+    """Whether a folder of packs has every fault on the original, on its proxies of both sizes, and on controls.
 
     A benchmark that is still being recorded lacks some; comparing with what is there would hide that.
     """
@@ -183,7 +184,8 @@ def is_complete(folder: Path) -> bool:
         return False
     registry = load_registry(folder)
     methods = set(registry["method"])
-    if not {"original", "cluster", "random"} <= methods:
+    proxies = {choice.label for choice in PROXIES}
+    if not {"original", "random"} <= methods or not proxies <= set(registry["model"]):
         return False
     # A model of which only healthy runs are recorded so far has no fault at all.
     per_model = registry[registry["method"] != DENSE].groupby("model")["fault"]

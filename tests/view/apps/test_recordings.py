@@ -10,6 +10,7 @@ import pytest
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.lab.faults import FAULTS
+from moeproxy.lab.record import Choice
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import REGISTRY, save_pack
@@ -48,6 +49,7 @@ def test_the_default_loader_prefers_a_complete_benchmark(tmp_path: Path, monkeyp
     monkeypatch.setenv("MOEPROXY_DATA", str(tmp_path))
     assert Recordings.open().where == tmp_path / "runs"
     monkeypatch.setattr("moeproxy.view.apps.recordings.FAULTS", ("kl_sign", "update_freeze"))  # all that were made
+    monkeypatch.setattr("moeproxy.view.apps.recordings.PROXIES", (Choice("cluster", 16),))
     _bench(tmp_path / "bench")
     known = Recordings.open()
     assert known.where == tmp_path / "bench"
@@ -114,10 +116,8 @@ def test_a_benchmark_still_being_recorded_is_no_default(tmp_path: Path) -> None:
     assert not is_complete(tmp_path)
     registry(("original", "original", whole), ("cluster-16", "cluster", whole), ("random-16", "random", 0))
     assert not is_complete(tmp_path), "only healthy runs of the control are there"
-    registry(
-        ("original", "original", whole),
-        ("cluster-16", "cluster", whole),
-        ("random-16", "random", whole),
-        ("dense", "dense", 20),
-    )
+    some = [("original", "original", whole), ("cluster-16", "cluster", whole), ("random-16", "random", whole)]
+    registry(*some)
+    assert not is_complete(tmp_path), "the smaller proxy is missing"
+    registry(*some, ("cluster-8", "cluster", whole), ("dense", "dense", 20))
     assert is_complete(tmp_path)
