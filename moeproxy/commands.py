@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moeproxy.errors import MoeproxyError
+from moeproxy.errors import MoeproxyError, TraceError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.cost import Cost, cost
 from moeproxy.proxy.plan import allowed_counts, check_count
@@ -166,12 +166,20 @@ def _checked(proxy: Proxy) -> Proxy:
         raise
 
 
+def _mapping(options: Namespace) -> dict[str, str] | None:
+    found: dict[str, str] = {}
+    for key, signal in options.map:
+        if found.setdefault(key, signal) != signal:
+            raise TraceError(f"--map gives {key!r} two signals ({found[key]}, {signal})", expected="one")
+    return found or None
+
+
 def read(options: Namespace) -> str:
     """Say what a log holds, or convert it."""
     from moeproxy.traces.converting import convert
     from moeproxy.traces.reading import read as read_log
 
-    logs = read_log(options.path, mapping=dict(options.map) or None, step=options.step, framework=options.framework)
+    logs = read_log(options.path, mapping=_mapping(options), step=options.step, framework=options.framework)
     lines = [log.summary() for log in logs]
     if options.to:
         lines += [f"written: {path}" for path in convert(logs, options.to, options.out)]
@@ -182,7 +190,7 @@ def triage(options: Namespace) -> tuple[str, int]:
     """Judge the runs of a log; return the verdicts and the exit code for scripts."""
     from moeproxy.triage.logs import exit_code, judge_log
 
-    reading = {"mapping": dict(options.map) or None, "step": options.step, "framework": options.framework}
+    reading = {"mapping": _mapping(options), "step": options.step, "framework": options.framework}
     judged = judge_log(options.log, options.healthy, **reading)
     text = "\n".join(one.text() for one in judged)
     if options.json:

@@ -129,6 +129,7 @@ class LogFollower:
 
     def _restart(self) -> None:
         self._sink.note("the log was replaced or cut while it was followed; line numbers go on from the old one")
+        self._reader = TextReader(self._sink)  # what the old one had begun does not go on here
         self._offset, self._tail = 0, b""
 
     def _drain(self, stream: BinaryIO) -> None:

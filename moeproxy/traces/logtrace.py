@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from moeproxy.errors import TraceError
@@ -125,7 +126,7 @@ class LogTrace:
         return tuple(
             str(name)
             for name in self.original
-            if str(name) not in known and self.original_status[name].isin(numeric).any()
+            if str(name) not in known and bool(np.asarray(self.original_status[name].isin(numeric)).any())
         )
 
     def counts(self, signal: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ from moeproxy.lab.sweep_progress import Watch
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.aligned import Aligned, aligned
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, judge, measure
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Runs, judge, measure
 from moeproxy.triage.diagnose import likeliest
 from moeproxy.triage.fingerprint import fingerprint
 from moeproxy.triage.judged import Judged
@@ -163,26 +163,26 @@ def reproduce(
         'stale_rollout'
     """
     known = library or load_library(BESIDE if len(healthy) else ALONE)
-    table, detection, found = _judged(run, healthy)
-    features_F = fingerprint(table, found, detection.onset, known.units).features(known.signals)
+    table, onset, found = _judged(run, healthy)
+    features_F = fingerprint(table, found, onset, known.units).features(known.signals)
     if not np.isfinite(features_F).any():
         raise ComparisonError("of what departs nothing is among the signals by which faults are known")
     causes = likeliest(known, features_F)
-    left, minutes, notes = _run_live(causes, proxy, live, detection.onset) if live else ((), 0.0, ())
+    left, minutes, notes = _run_live(causes, proxy, live, onset) if live else ((), 0.0, ())
     if proxy.n_healthy < FEWEST_RUNS:
         raise ComparisonError(
             f"{proxy.n_healthy} healthy runs of the proxy",
             expected=f"at least {FEWEST_RUNS} at one setting",
             remedy="record more, or give live= to run them",
         )
-    course = aligned(table, found, detection.onset)
+    course = aligned(table, found, onset)
     ranked = sorted((_candidate(*cause, proxy, course) for cause in causes), key=lambda one: -one.score)
     background = _background(proxy, course, {fault for fault, _ in causes})
-    return Reproduction(proxy.model, detection.onset, tuple(ranked), background, round(minutes, 2), left, notes)
+    return Reproduction(proxy.model, onset, tuple(ranked), background, round(minutes, 2), left, notes)
 
 
-def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, Detection, Departures]:
-    """Return the run's table, its detection and how far it strays.
+def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, int, Departures]:
+    """Return the run's table, its onset and how far it strays.
 
     Raises:
         ComparisonError: there is no alarm.
@@ -194,7 +194,7 @@ def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, Detection, De
         raise ComparisonError(
             f"nothing to reproduce: {detection.sentences[0]}", expected="a run that departs from healthy ones"
         )
-    return table, detection, found
+    return table, detection.onset, found
 
 
 def _candidate(fault: str, confidence: float, proxy: ProxyRuns, course: Aligned) -> Candidate:

@@ -238,7 +238,7 @@ OTHERS: dict[str, Callable[[Path], bytes]] = {
     "wandb": lambda _: b":W&B\xce\xbe\0",
     "Parquet": lambda _: b"PAR1\1\2",
     "UTF-16": lambda _: LINE.decode().encode("utf-16"),
-    "binary data": lambda _: LINE + b"\0" * 20 + LINE,
+    "binary data": lambda _: LINE + bytes(range(256)) * 4 + LINE,
     "CSV": lambda _: b"step,loss\n1,0.5\n2,0.25\n",
 }
 

@@ -66,7 +66,7 @@ def _archives(folder: Path) -> dict[str, str]:
     (folder / "deep.gz").write_bytes(deep)
     _zip(folder / "many.zip", {f"{n}.jsonl": b"" for n in range(10_001)})
     return {
-        "zeros.gz": "binary data",
+        "zeros.gz": "decompression bomb",
         "zeros.zip": "decompression bomb",
         "lines.gz": "decompression bomb",
         "out.zip": "points out of the archive",

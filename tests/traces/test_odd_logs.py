@@ -84,7 +84,7 @@ CUT = {
 def test_a_last_line_without_end_may_be_cut_and_that_is_said(tmp_path: Path, name: str) -> None:
     (log,) = _logs(tmp_path, CUT[name], name)
     assert "may be cut short" in _said(log)
-    (whole,) = _logs(tmp_path, CUT[name] + "\n", name)
+    (whole,) = _logs(tmp_path, CUT[name] + (" |\n" if name == "megatron.log" else "\n"), name)
     assert "cut short" not in _said(whole)
     assert len(whole.trace.steps) == len(log.trace.steps) == 2
 
@@ -215,7 +215,7 @@ def test_a_resume_placed_by_rounded_epochs_says_how_sure_it_is(tmp_path: Path) -
 
 def test_steps_that_are_none_are_named(tmp_path: Path) -> None:
     (log,) = _logs(tmp_path, '{"step": 0.5, "loss": 1}\n{"step": 1.5, "loss": 2}\n', "x.jsonl")
-    assert "'step' holds no whole number" in _said(log)
+    assert "'step' gives no row with a metric" in _said(log)
 
 
 def test_what_a_mapping_cannot_do_is_said(tmp_path: Path) -> None:
@@ -248,3 +248,136 @@ def test_a_pattern_of_keys_counts_where_one_fits(tmp_path: Path) -> None:
     (log,) = _logs(tmp_path, json.dumps(row | {"train/code/reward/mean": 0.75}), "x.jsonl", framework="prime-rl")
     assert "reward_mean" not in log.trace.signals
     assert "train/code/reward/mean" in log.unmapped
+
+
+FORMATS = {
+    "slime": "(T pid=7) model.py:500 - step {n}: {{'train/loss': {n}.5, 'train/grad_norm': 0.5, 'train/step': {n}}}\n",
+    "openrlhf": "(T pid=7) Global step {n}: {{'policy_loss': {n}.5, 'actor_lr': 1e-6, 'reward': 0.5}}\n",
+    "roll": '[2025-09-01 INFO] metrics_tag: {{"step": {n}, "metrics": {{"actor/total_loss": {n}.5, "time/a": 1.0}}}}\n',
+    "trl": "[INFO] log: {{'loss': {n}.5, 'grad_norm': 1.0, 'learning_rate': 1, 'reward_std': 0, 'epoch': {n}.0}}\n",
+    "skyrl": "(s pid=4) INFO - Step {n}: \n(s pid=4) {{'policy/final_loss': '{n}.5', 'policy/grad_norm': '1.5'}}\n",
+    "verl": "(T pid=1) step:{n} - actor/pg_loss:{n}.5 - actor/grad_norm:1.5\n",
+    "megatron": " [2025-10-01 12:00:00] iteration {n}/ 90 | lm loss: {n}.5 | grad norm: 0.5 |\n",
+    "prime": "12:00:00 SUCCESS Step {n} | 1.20s | Loss {n}.5 | Mismatch KL 0.0150 |\n",
+}
+SAMPLES = [
+    'First rollout sample: <tool_call>{"name": "calc", "arguments": {"x\n',
+    "response: {'answer': [4, {'why': 'sum\n",
+    "config: {'model': {'a': {'b': 1,\n",
+]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_an_open_brace_in_a_text_swallows_no_metrics(tmp_path: Path, form: str, sample: str) -> None:
+    lines = [FORMATS[form].format(n=n) for n in range(1, 41)]
+    (clean,) = _logs(tmp_path, "".join(lines))
+    prefix = "(T pid=7) " if form in ("slime", "openrlhf") else "(s pid=4) " if form == "skyrl" else ""
+    (log,) = _logs(tmp_path, "".join([*lines[:20], prefix + sample, *lines[20:]]))
+    assert log.trace.steps.equals(clean.trace.steps)
+
+
+@pytest.mark.parametrize("form", ["verl", "megatron", "prime"])
+def test_records_glued_together_keep_their_numbers(tmp_path: Path, form: str) -> None:
+    lines = [FORMATS[form].format(n=n) for n in range(1, 7)]
+    (clean,) = _logs(tmp_path, "".join(lines))
+    (log,) = _logs(tmp_path, "".join([*lines[:2], lines[2].rstrip("\n"), *lines[3:]]))
+    assert log.trace.steps.equals(clean.trace.steps)
+
+
+@pytest.mark.parametrize("form", ["verl", "megatron", "prime"])
+@pytest.mark.parametrize("between", ["", "WARNING: x\n"])
+def test_a_number_torn_by_a_line_end_is_said(tmp_path: Path, form: str, between: str) -> None:
+    lines = [FORMATS[form].format(n=n).replace(f"{n}.5 ", f"{n}.5e-05 ") for n in range(1, 7)]
+    cut = lines[2].index("3.5e-05") + 3
+    (log,) = _logs(tmp_path, "".join([*lines[:2], lines[2][:cut] + "\n", between, lines[2][cut:], *lines[3:]]))
+    assert "cut short" in _said(log)
+    (clean,) = _logs(tmp_path, "".join(lines))
+    assert "cut short" not in _said(clean)
+
+
+def test_processes_that_print_dicts_at_the_same_time(tmp_path: Path) -> None:
+    text = ""
+    for n in range(1, 6):
+        for label in "AB":
+            text += f"({label} pid=1) Step {n}: \n"
+        for label in "AB":
+            text += f"({label} pid=1) {{'policy/final_loss': '{n}.{ord(label)}',\n"
+        for label in "AB":
+            text += f"({label} pid=1)  'policy/grad_norm': '1.5'}}\n"
+    logs = _logs(tmp_path, text)
+    assert [list(_values(log, "total_loss").values()) for log in logs] == [
+        [float(f"{n}.{ord(label)}") for n in range(1, 6)] for label in "AB"
+    ]
+
+
+def test_a_run_killed_within_a_dict_and_resumed(tmp_path: Path) -> None:
+    def step(n: int, loss: float) -> str:
+        return f"INFO - Step {n}: \n{{'policy/final_loss': '{loss}',\n 'policy/grad_norm': '1.5'}}\n"
+
+    (log,) = _logs(tmp_path, step(1, 0.1) + step(2, 0.2) + step(3, 0.3)[:40] + "\n" + step(2, 10.2) + step(3, 10.3))
+    assert _values(log, "total_loss") == {1: 0.1, 2: 10.2, 3: 10.3}
+    assert [(resume.step, resume.before) for resume in log.info.resumes] == [(2, 2)] or log.info.notes
+
+
+def test_a_table_cut_by_a_kill_does_not_take_the_next_one(tmp_path: Path) -> None:
+    def step(n: int, loss: float) -> str:
+        cells = f"│ ppo_actor/update/actor_loss/avg │ {loss} │ ppo_actor/update/grad_norm │ 1.5 │"
+        return f"Train step {n}/9 done.\n╒═══╕\n{cells}\n╘═══╛\n"
+
+    (log,) = _logs(tmp_path, step(1, 0.1) + step(2, 0.2) + step(3, 0.3)[:-8] + "\n" + step(2, 10.2) + step(3, 10.3))
+    assert log.trace.steps.index.tolist() == [1, 2, 3]
+    assert log.original["ppo_actor/update/actor_loss/avg"].tolist()[-2:] == [10.2, 10.3]
+    assert "a table that does not end" in _said(log)
+
+
+def test_a_resume_at_the_epoch_of_the_last_row(tmp_path: Path) -> None:
+    def row(loss: float, epoch: float) -> str:
+        return f"{{'loss': {loss}, 'grad_norm': 1.0, 'learning_rate': 1e-6, 'epoch': {epoch}}}\n"
+
+    first = "".join(row(n / 10, n / 10) for n in range(1, 6))
+    (log,) = _logs(tmp_path, first + "".join(row(5 + n / 10, n / 10) for n in range(5, 9)))
+    assert _values(log, "total_loss") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4, 5: 5.5, 6: 5.6, 7: 5.7, 8: 5.8}
+    (whole,) = _logs(tmp_path, "".join(row(n / 10, n // 4) for n in range(1, 21)))  # epochs as whole numbers
+    assert len(whole.trace.steps) == 20
+
+
+def test_dicts_that_are_no_rows_move_no_step(tmp_path: Path) -> None:
+    stray = "Resuming with {'step': 0, 'epoch': 0}\nfor example {'loss': 3.0}\n"
+    (log,) = _logs(tmp_path, stray + ROWS)
+    assert _values(log, "total_loss") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+@pytest.mark.parametrize("place", [0, 40])
+def test_holes_of_nul_bytes_are_left_out(tmp_path: Path, place: int) -> None:
+    (log,) = _logs(tmp_path, ROWS[:place] + "\0" * 600 + ROWS[place:])
+    assert list(_values(log, "total_loss").values()) == [0.1, 0.2, 0.3, 0.4]
+    assert "NUL bytes" in _said(log)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [("0: ", "1: "), ("[1,0]<stdout>:", "[1,1]<stdout>:"), ("node-3: ", "node-4: ")],
+)
+@pytest.mark.parametrize("form", ["verl", "megatron", "prime", "openrlhf"])
+def test_labels_of_launchers_tell_tasks_apart(tmp_path: Path, labels: tuple[str, str], form: str) -> None:
+    text = "".join(label + FORMATS[form].format(n=n) for n in range(1, 6) for label in labels)
+    logs = _logs(tmp_path, text)
+    assert [len(log.trace.steps) for log in logs] == [5, 5]
+    assert not any(log.info.resumes for log in logs)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_stamps_of_container_runtimes_are_no_part_of_a_line(tmp_path: Path, form: str) -> None:
+    text = "".join(FORMATS[form].format(n=n) for n in range(1, 6))
+    (clean,) = _logs(tmp_path, text)
+    (log,) = _logs(tmp_path, "".join(f"2025-09-01T10:00:00.123456789Z {line}\n" for line in text.splitlines()))
+    assert log.trace.steps.equals(clean.trace.steps)
+
+
+def test_what_was_converted_is_read_back(tmp_path: Path) -> None:
+    names = ["policy_loss", "kl_old", "prob_diff_mean", "grad_norm", "zero_variance_groups"]
+    text = ",".join(["step", *names]) + "\n" + "\n".join(f"{n},0.1,0.2,0.3,0.4,0.5" for n in range(3)) + "\n"
+    (log,) = _logs(tmp_path, text, "x.csv")
+    assert log.info.framework == "moeproxy"
+    assert sorted(log.trace.signals) == sorted(names)

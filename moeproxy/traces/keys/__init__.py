@@ -9,6 +9,7 @@ from functools import cache
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.keys.base import MAPPED, Framework, Key
+from moeproxy.traces.keys.canonical import CANONICAL
 from moeproxy.traces.keys.hf import HF, LLAMA_FACTORY, SWIFT, TRL
 from moeproxy.traces.keys.megatron import GENERIC, MEGATRON
 from moeproxy.traces.keys.rl import AREAL, NEMO, OPENRLHF, PRIME_RL, ROLL, SKYRL, SLIME
@@ -31,6 +32,7 @@ FRAMEWORKS: Mapping[str, Framework] = {
         ROLL,
         PRIME_RL,
         MEGATRON,
+        CANONICAL,
     )
 }
 """Every known framework by name."""

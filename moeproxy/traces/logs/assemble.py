@@ -67,10 +67,11 @@ def assembled(name: str, rows: Rows, sink: Sink, files: tuple[str, ...], wishes:
     )
     chosen = _chosen(rows, framework)
     steps, clocks, names, info = _steps(rows, framework, chosen, info)
+    chosen = _chosen(rows, framework, steps)
     if joining.newest_first(steps, clocks):
         note = "the rows stand newest first; they were taken from the last to the first"
         rows, steps, clocks = rows.reversed(), steps[::-1], clocks[::-1]
-        chosen, info = _chosen(rows, framework), replace(info, notes=(*info.notes, note))
+        chosen, info = _chosen(rows, framework, steps), replace(info, notes=(*info.notes, note))
     parts = _parts(rows, steps, clocks, names, chosen, info)
     return [_log(part, framework, taken, at, of, names) for part, taken, at, of in parts]
 
@@ -124,14 +125,15 @@ def _steps(
     rows: Rows, framework: Framework, chosen: list[Chosen], info: LogInfo
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...], LogInfo]:
     steps, clocks, names = joining.steps_of(rows, framework.steps)
-    if (steps >= 0).any() or not chosen:
+    # A lone row with a step and no metric, such as "resuming with {'step': 0}", makes no clock of the others.
+    if (steps[_has(rows, [item.column for item in chosen])] >= 0).any() or not chosen:
         return steps, clocks, names, info
     often = max(chosen, key=lambda item: len(item.column.at))
     main = next((item.name for item in chosen if item.key.name == framework.ordinal), often.name)
     steps, doubt = joining.numbered(rows, main)
     notes = ["the log has no step: its rows are numbered from 1, a row being one log interval, not one step"]
     if names:
-        notes.append(f"{', '.join(map(repr, names))} holds no whole number from 0 on, and so no step")
+        notes.append(f"{', '.join(map(repr, names))} gives no row with a metric a whole number from 0 on")
     if doubt:
         notes.append(f"where the run was resumed is taken from its rounded epochs: rows after it may be {doubt} off")
     clocks = np.where(steps >= 0, 0, -1).astype(np.int32)

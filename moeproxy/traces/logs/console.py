@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from moeproxy.traces.logs.cells import bare
+from moeproxy.traces.logs.barred import Barred
 from moeproxy.traces.logs.literals import dicts
 from moeproxy.traces.logs.nesting import MAX_KEY, flat
 from moeproxy.traces.logs.printed import Printed
@@ -18,9 +19,6 @@ MAX_HELD = 1 << 20  # characters of such a dict
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
 _RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
-_PIPES = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
-_PRIME = re.compile(r"\bStep (\d{1,15}) \|(.*)$")
-_NAMED = re.compile(r"\s*([A-Za-z][\w. ]*?):?\s+([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))\s*\S*\s*\Z")
 _VERSION = re.compile(
     r"\b(transformers|trl|verl|openrlhf|slime|ms[-_]swift|llamafactory|megatron[-_]core|nemo[-_]rl|vllm|sglang|torch)"
     r"(?:==|[ _]version['\"]?\s*[:=]?\s*)['\"]?v?(\d+\.\d[\w.+-]*)",
@@ -40,9 +38,22 @@ _CLOCKS = {"perf": "rollout/step"}
 """Keys under which the number in a heading counts, where it is not simply the step: slime's "perf 5: {...}"."""
 _ANNOUNCES = re.compile(r"\b(?:Step|step) \d{1,15}:\s*$")
 _BEGINS = re.compile(
-    r"\{['\"]|.{0,300}?\b(?:[Ss]tep|[Ii]teration|[Rr]ollout) \d{1,15}\s*[:\-|=>]*\s*\{['\"]|.*\bstep:\s*\d+ - "
+    r"\{['\"]|.{0,300}?(?:\b(?:[Ss]tep|[Ii]teration|[Rr]ollout|perf) \d{1,15}\s*[:\-|=>]*\s*\{['\"]|\{['\"]step['\"]:)"
+    r"|.*\bstep:\s*\d+ - "
 )
 """How a line of metrics begins; within a dict over several lines none does."""
+_FRESH = re.compile(r"[A-Za-z0-9]|\[\w")
+"""How lines begin that are no part of a printed dict: those begin with space, a quote or a bracket."""
+
+
+@dataclass
+class _Pending:
+    """A dict of metrics that goes on over the next lines of its process."""
+
+    parts: list[str]
+    start: int
+    head: str
+    held: int = 0
 
 
 class Console:
@@ -50,19 +61,17 @@ class Console:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._pending: list[str] = []
-        self._start = self._held = 0
-        self._head = self._origin = ""
+        self._pending: dict[str, _Pending] = {}
         self._open: dict[str, list[int]] = {}
         self._traceback: dict[str, int] = {}
         self._announced: dict[str, str] = {}
-        self._printed, self._strung = Printed(sink), Strung(sink)
+        self._printed, self._strung, self._barred = Printed(sink), Strung(sink), Barred(sink)
 
     @property
     def waits(self) -> bool:
         """Whether the next line must be shown, whatever it holds."""
         own = self._pending or self._traceback or self._open or self._announced
-        return bool(own or self._printed.waits or self._strung.waits)
+        return bool(own or self._printed.waits or self._strung.waits or self._barred.waits)
 
     def line(self, text: str, number: int) -> None:
         """Take one line."""
@@ -70,7 +79,7 @@ class Console:
         origin, body = _prefix(plain)
         if origin in self._announced:
             body = self._follows(self._announced.pop(origin), body)
-        if self._pending and self._continued(body, origin):
+        if origin in self._pending and self._continued(self._pending[origin], body, origin):
             return
         self._note_failures(body, number, origin)
         for name, version in _VERSION.findall(body) if "==" in body or "version" in body else ():
@@ -79,13 +88,7 @@ class Console:
             return
         if self._strung.line(body, number, origin):
             return
-        match = _PIPES.search(body)
-        if match is not None:
-            self._pipes(match, number, origin)
-            return
-        match = _PRIME.search(body)
-        if match is not None and "{" not in body:
-            self._prime(match, number, origin)
+        if self._barred.line(body, number, origin):
             return
         if "{" not in body and _ANNOUNCES.search(body):
             self._announced[origin] = body.rstrip()
@@ -95,9 +98,8 @@ class Console:
 
     def give_up(self, origin: str | None = None) -> None:
         """Drop what was to go on over further lines (of one process), since something else begins."""
-        if self._pending and origin in (None, self._origin):
-            self._sink.skip(self._start, "a dict that does not end")
-            self._pending = []
+        for name in [name for name in self._pending if origin in (None, name)]:
+            self._sink.skip(self._pending.pop(name).start, "a dict that does not end")
         for name in [name for name in self._open if origin in (None, name)]:
             del self._open[name]
 
@@ -106,36 +108,32 @@ class Console:
         """SkyRL: "Step 5:" and on the next line its dict."""
         return f"{announced} {body.lstrip()}" if body.lstrip().startswith("{") else body
 
+    @staticmethod
+    def _goes_on(body: str) -> bool:
+        """Whether a line is no part of the configuration before it: the log goes on, so that was cut, or no dict."""
+        if _BEGINS.match(body) or _ANNOUNCES.search(body):
+            return True
+        if not _FRESH.match(body) or "{" not in body:
+            return False
+        found, unfinished = dicts(body)
+        return bool(found) and not unfinished
+
     def _inside(self, body: str, origin: str) -> bool:
         """Whether a line belongs to a configuration that began on an earlier one: its parts are no metrics."""
         state = self._open.get(origin)
         if state is None:
             return False
+        if self._goes_on(body):
+            del self._open[origin]
+            return False
         state[0] += body.count("{") - body.count("}")
         state[1] += 1
-        if body.startswith("{") or state[1] > MAX_PENDING:
+        if state[1] > MAX_PENDING:
             del self._open[origin]
-            return not body.startswith("{")
+            return True
         if state[0] <= 0:
             del self._open[origin]
         return True
-
-    def _pipes(self, match: re.Match[str], number: int, origin: str) -> None:
-        cells: dict[str, Any] = {"iteration": bare(match[1]), "total iterations": bare(match[2])}
-        for part in match[3].split("|"):
-            key, colon, value = part.rpartition(":")
-            if colon and key.strip() and len(key) <= MAX_KEY:
-                cells[key.strip()] = bare(value.strip())
-        self._sink.hints.add("| line")
-        self._sink.row(cells, number, origin)
-
-    def _prime(self, match: re.Match[str], number: int, origin: str) -> None:
-        """prime-rl: "Step 5 | Loss 0.1 | Mismatch KL 0.02"; parts without a number, such as a duration, are left."""
-        named = [found for part in match[2].split("|") if (found := _NAMED.match(part[:MAX_KEY])) is not None]
-        if named:
-            self._sink.hints.add("Step N | line")
-            cells = {found[1]: bare(found[2]) for found in named}
-            self._sink.row({"step": bare(match[1])} | cells, number, origin)
 
     def _dicts(self, body: str, number: int, origin: str) -> None:
         found, unfinished = dicts(body)
@@ -147,8 +145,7 @@ class Console:
             tail = _start_of_rest(body, len(found))
             head = _HEADER.search(body[:tail][-120:])
             if head is not None and _step_word(head[1]):
-                self._pending, self._start, self._head = [body[tail:]], number, body[:tail]
-                self._origin, self._held = origin, 0
+                self._pending[origin] = _Pending([body[tail:]], number, body[:tail])
                 return
             depth = body[tail:].count("{") - body[tail:].count("}")
             if depth > 0:
@@ -175,24 +172,21 @@ class Console:
             self._sink.hints.add(f"{word} N: dict")
         self._sink.row({key[:MAX_KEY]: value for key, value in cells.items()}, number, origin)
 
-    def _continued(self, body: str, origin: str) -> bool:
+    def _continued(self, pending: _Pending, body: str, origin: str) -> bool:
         """Take a further line of a dict printed over several lines; False when it is none."""
-        if origin != self._origin:
-            return False
-        if _BEGINS.match(body):
+        if _BEGINS.match(body) or _ANNOUNCES.search(body):
             self.give_up(origin)
             return False
-        self._pending.append(body)
-        self._held += len(body)
-        if self._held <= MAX_HELD and body.rstrip().endswith("}"):
-            found, unfinished = dicts("\n".join(self._pending))
+        pending.parts.append(body)
+        pending.held += len(body)
+        if pending.held <= MAX_HELD and body.rstrip().endswith("}"):
+            found, unfinished = dicts("\n".join(pending.parts))
             if found and not unfinished:
-                self._dict(found[0][1], self._head, self._start, origin)
-                self._pending = []
+                self._dict(found[0][1], pending.head, pending.start, origin)
+                del self._pending[origin]
                 return True
-        if len(self._pending) > MAX_PENDING or self._held > MAX_HELD:
-            self._sink.skip(self._start, "a dict that does not end")
-            self._pending = []
+        if len(pending.parts) > MAX_PENDING or pending.held > MAX_HELD:
+            self.give_up(origin)
         return True
 
     def _note_failures(self, body: str, number: int, origin: str) -> None:
@@ -223,17 +217,25 @@ class Console:
                 del self._traceback[origin]
 
 
-_TASK = re.compile(r"^\s{0,4}(\d{1,4}): (?=[{\[(]|\s*\d+%\||step:| iteration )")
-"""How `srun -l` labels the lines of a task."""
+_STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.]*(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?")
+"""What container runtimes put before every line."""
+_LABELS = (
+    re.compile(r"^\s{0,4}(\d{1,4}): "),  # srun -l
+    re.compile(r"^\[(\d{1,4},\d{1,6})\]<std(?:out|err)>: ?"),  # mpirun --tag-output
+    re.compile(r"^((?!(?:step|iter|epoch|rollout|rank)[\w.-]*:)(?=[\w.-]*[A-Za-z])[\w.-]{0,60}\d): (?=\S|\s)"),  # pdsh
+)
+"""How launchers label the lines of a task."""
 
 
 def _prefix(text: str) -> tuple[str, str]:
     """Return which process wrote a line, and the rest of it."""
-    for pattern in (_RAY, _RANK, _TASK):
-        match = pattern.match(text)
+    text, names = _STAMP.sub("", text), []
+    for patterns in (_LABELS, (_RAY, _RANK)):
+        match = next(filter(None, (pattern.match(text) for pattern in patterns)), None)
         if match is not None:
-            return match[1], text[match.end() :]
-    return "", text
+            names.append(match[1])
+            text = text[match.end() :]
+    return " ".join(names), text
 
 
 def _step_word(words: str) -> bool:

@@ -51,7 +51,9 @@ def kind_of(source: Source) -> str:
             return f"alien:{what}"
     wide = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if b"\0" in head and not wide:
-        return "unknown"
+        if not _is_text(head.replace(b"\0", b"")):
+            return "unknown"
+        head = head.replace(b"\0", b"")  # a hole that a cut or a crashed node left in a text
     text = head.decode("utf-16" if wide else "utf-8-sig", "replace")
     if _OPENS.match(text) and _is_one_value(text):
         return "document"
@@ -101,6 +103,13 @@ def _fill(source: Source, kind: str, sink: Sink) -> None:
             expected="a text log, CSV, JSON, event file, or an archive of these",
             remedy="export the run as CSV or JSON lines and read that",
         )
+
+
+def _is_text(head: bytes) -> bool:
+    """Whether bytes are text but for a few: control characters and what is no UTF-8 are the mark of binary data."""
+    text = head.decode("utf-8", "replace")
+    odd = sum(1 for sign in text if sign == "\ufffd" or (sign < " " and sign not in "\t\r\n\x1b\b"))
+    return len(text) > 20 and odd <= len(text) / 100
 
 
 def _is_one_value(text: str) -> bool:

@@ -18,6 +18,7 @@ from moeproxy.traces.logs.text import read_text, unwrapped
 MAX_BYTES = 256 << 20
 """As Python objects a document takes about ten times as much; a state of 100,000 steps has 60 MB."""
 MAX_DIGITS = 4300
+OBJECTS = "JSON objects"
 _HISTORY = re.compile(r'"log_history"\s*:\s*\[')
 _LIST = re.compile(r"\s*\[")
 _BETWEEN = re.compile(r"[\s,]*")
@@ -116,7 +117,7 @@ def _sequence(text: str, sink: Sink) -> bool:
         return False
     if not entries or not all(isinstance(entry, dict) for entry in entries):
         return False
-    sink.container = "JSON objects"
+    sink.container = OBJECTS
     _entries(entries, sink)
     return True
 

@@ -13,6 +13,7 @@ from moeproxy.traces.logs.cells import Status
 from moeproxy.traces.logs.rows import Column, Rows
 
 MAX_STEP = 2**53
+_EPOCH = 0.01  # to which a Trainer rounds epochs
 MAX_PROCESSES = 1000  # that are told apart; a log with more names its rows, not who wrote them
 _RESUMES = 3  # a log that goes back more often without repeating a step was not resumed each time
 _NEWEST_FIRST = 0.9  # share of steps back beyond which the rows stand in reverse
@@ -123,6 +124,8 @@ def numbered(rows: Rows, main: str) -> tuple[np.ndarray, int]:
     steps, doubt = np.full(len(rows), -1, np.int64), 0
     at = rows.columns[main].at
     epochs = rows.columns["epoch"].dense(len(rows))[0][at] if "epoch" in rows.columns else np.full(len(at), np.nan)
+    if np.isfinite(epochs).mean() > 0.5:  # rows of a Trainer have an epoch; another dict with a loss is none of them
+        at, epochs = at[np.isfinite(epochs)], epochs[np.isfinite(epochs)]
     for mine in _side_by_side(rows.origins[at]):
         steps[at[mine]], unsure = _counted(epochs[mine])
         doubt = max(doubt, unsure)
@@ -145,8 +148,9 @@ def _counted(epochs: np.ndarray) -> tuple[np.ndarray, int]:
     numbers = np.zeros(len(epochs), np.int64)
     count, last, doubt = 0, -np.inf, 0
     seen: list[float] = []
+    fine = _tell_rows_apart(epochs)
     for place, epoch in enumerate(epochs):
-        if epoch < last:
+        if epoch < last or (fine and epoch == last):
             count = int(np.searchsorted(seen, epoch - 1e-9))
             doubt = max(doubt, int(np.searchsorted(seen, epoch + 1e-9)) - count - 1)
             del seen[count:]
@@ -155,6 +159,16 @@ def _counted(epochs: np.ndarray) -> tuple[np.ndarray, int]:
         last = epoch
         numbers[place] = count
     return numbers, doubt
+
+
+def _tell_rows_apart(epochs: np.ndarray) -> bool:
+    """Whether epochs are printed finely enough that two rows with the same one are the same row, logged again."""
+    steps = np.diff(epochs)
+    forward = steps[steps > 0]
+    if not forward.size or (steps == 0).sum() > max(2, len(epochs) / 10):  # whole epochs, which many rows share
+        return False
+    decimals = next((n for n in range(7) if np.allclose(epochs * 10**n, np.round(epochs * 10**n), atol=1e-6)), 7)
+    return bool(np.median(forward) >= 2 * min(10.0**-decimals, _EPOCH))
 
 
 def join(

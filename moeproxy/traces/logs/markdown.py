@@ -13,7 +13,7 @@ from typing import Any
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.cells import NUMERIC, classify
-from moeproxy.traces.logs.documents import read_document
+from moeproxy.traces.logs.documents import OBJECTS, read_document
 from moeproxy.traces.logs.opening import PEEK, Source
 from moeproxy.traces.logs.sink import MAX_RUNS, Run, Sink
 from moeproxy.traces.logs.tables import read_csv
@@ -167,6 +167,8 @@ def _document(name: str, inner: bytes, block: Block) -> Sink:
     part = Sink()
     try:
         read_document(_source(name, io.BytesIO(inner)), part)
+        if part.container == OBJECTS:
+            part.runs.clear()  # below they keep the lines that they stand on
     except TraceError:
         part.runs.clear()  # several objects one after the other are no document
     if part.runs:
@@ -180,7 +182,7 @@ def _objects(text: str, block: Block) -> Sink:
 
     One object with neither a step nor others after it is a setting rather than a row.
     """
-    sink, decoder, place, clocked = _Shifted(container="JSON objects", shift=block.line), json.JSONDecoder(), 0, False
+    sink, decoder, place, clocked = _Shifted(container=OBJECTS, shift=block.line), json.JSONDecoder(), 0, False
     line, counted = 1, 0
     while start := _OBJECT.match(text, place):
         line, counted = line + text.count("\n", counted, start.end()), start.end()

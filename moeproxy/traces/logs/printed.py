@@ -45,6 +45,8 @@ class Printed:
 
     def line(self, body: str, number: int, origin: str) -> bool:
         """Take a line; False when it is nothing of this kind."""
+        if origin in self._table and (_DONE.search(body) or _RULE.search(body)):
+            self._sink.skip(self._table.pop(origin)[0], "a table that does not end")
         if origin in self._table or "╒" in body:
             return self._boxed(body, number, origin)
         if "•" in body:

@@ -10,6 +10,7 @@ from moeproxy.traces.logs.cells import bare
 from moeproxy.traces.logs.literals import NotALiteral, dicts
 from moeproxy.traces.logs.nesting import MAX_KEY
 from moeproxy.traces.logs.sink import Sink
+from moeproxy.traces.logs.torn import Torn
 
 MAX_PARTS = 5000  # metrics on one line
 MAX_LINES = 400  # of one string that pprint wraps
@@ -21,7 +22,8 @@ _WRAPPED = re.compile(r"\s*\(\s*(['\"])step:\s*\d+ - .*\1\s*$")
 _PIECE = re.compile(r"\s*(['\"])(.*)\1(\)?)\s*$")
 _REPEATED = re.compile(r"\[repeated \d+x across (?:the )?cluster\].*$")
 _QUOTED = re.compile(r"['\"]\)?\s*$")  # pprint puts a long line into quotes and brackets
-_THEN_TEXT = re.compile(r"(-?\d[\d.]*(?:[eE][-+]?\d+)?|nan|-?inf)(?![\w.])(?=\S*\s\S)")
+_THEN_TEXT = re.compile(r"(-?\d[\d.]*(?:[eE][-+]?\d+)?|nan|-?inf)(?:(?![\w.])(?=\S*\s\S)|(?=[A-Z][a-z]|[A-Z]{2,}))")
+_REST = re.compile(r"[\d.eE+-]{1,24} - \S+:\S")
 
 
 class Strung:
@@ -30,15 +32,16 @@ class Strung:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._open: dict[str, tuple[int, list[str]]] = {}
+        self._torn = Torn(sink, _REST)
 
     @property
     def waits(self) -> bool:
         """Whether a string goes on, so that its next line must be shown."""
-        return bool(self._open)
+        return bool(self._open) or self._torn.waits
 
     def line(self, body: str, number: int, origin: str) -> bool:
         """Take a line; False when it is nothing of this kind."""
-        if origin in self._open and self._piece(body, origin):
+        if self._torn.rest(body, number) or (origin in self._open and self._piece(body, origin)):
             return True
         if _WRAPPED.match(body):
             self._open[origin] = (number, [])
@@ -46,6 +49,7 @@ class Strung:
         match = _START.search(body)
         if match is not None:
             self._several(match[1], number, origin)
+            self._torn.took(number)
         return match is not None
 
     def _piece(self, body: str, origin: str) -> bool:
@@ -78,7 +82,7 @@ class Strung:
             key, colon, value = part.rpartition(":")
             if glued := _THEN_TEXT.match(part.partition(":")[2].strip()):
                 key, value = part.partition(":")[0], glued[1]
-                self._sink.skip(number, "something else that follows a number on its line")
+                self._sink.skip(number, "something else that follows a number on its line; the number may be cut short")
             if not colon or len(key) > MAX_KEY or not key.strip():
                 self._sink.skip(number, "a part between dashes without a key")
                 continue
