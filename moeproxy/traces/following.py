@@ -129,13 +129,13 @@ class LogFollower:
 
     def _restart(self) -> None:
         self._sink.note("the log was replaced or cut while it was followed; line numbers go on from the old one")
-        self._reader = TextReader(self._sink)  # what the old one had begun does not go on here
         self._offset, self._tail = 0, b""
 
     def _drain(self, stream: BinaryIO) -> None:
         """Take every whole line that is new."""
         if not self._goes_on(stream):
             self._restart()
+            self._reader = TextReader(self._sink)  # lines were lost, so what they had begun does not go on here
         self._check_kind(stream)
         stream.seek(self._offset)
         while data := stream.read(_CHUNK):

@@ -281,3 +281,33 @@ def test_a_log_that_begins_with_its_settings_is_followed(tmp_path: Path) -> None
                 stream.write(_line(n, n / 2))
             assert follower.poll() == 1
         assert _norms(follower) == [0.5, 1.0]
+
+
+def _bullets(step: int, loss: float) -> tuple[str, str]:
+    heading = f"========= Step {step}/9 =========\nTraining Results:\n"
+    return heading, f"  • Loss: {loss}\n  • Avg Reward: {loss / 10}\n"
+
+
+def test_a_record_that_a_rotation_parts_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    heading, values = _bullets(5, 0.5)
+    file.write_text(heading)
+    with LogFollower(file, framework="nemo-rl") as follower:
+        follower.poll()
+        os.rename(file, tmp_path / "train.log.1")
+        file.write_text(values)
+        assert follower.poll() == 2
+        (log,) = follower.logs()
+        assert log.trace.steps.index.tolist() == [5]
+
+
+def test_what_was_begun_before_lost_lines_does_not_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "train.log"
+    file.write_text("".join(_bullets(5, 0.5)) + "x" * 200 + "\n")
+    with LogFollower(file, framework="nemo-rl") as follower:
+        follower.poll()
+        # Truncated; what was written until now, the heading of step 8 among it, is gone.
+        file.write_text(_bullets(8, 0.8)[1])
+        follower.poll()
+        (log,) = follower.logs()
+        assert log.trace.values("total_loss").tolist() == [0.5]

@@ -381,3 +381,51 @@ def test_what_was_converted_is_read_back(tmp_path: Path) -> None:
     (log,) = _logs(tmp_path, text, "x.csv")
     assert log.info.framework == "moeproxy"
     assert sorted(log.trace.signals) == sorted(names)
+
+
+@pytest.mark.parametrize("cut", [8, 20, 30])
+def test_a_torn_object_before_a_whole_one_on_its_line(tmp_path: Path, cut: int) -> None:
+    rows = [f'{{"step": {n}, "loss": {n}.5, "r": {{"a": 1, "b": 2}}}}' for n in range(1, 5)]
+    (log,) = _logs(tmp_path, "\n".join([rows[0], rows[1][:cut] + rows[1], *rows[2:]]) + "\n", "x.jsonl")
+    assert _values(log, "total_loss") == {n: n + 0.5 for n in range(1, 5)}
+    assert "cut short" in _said(log)
+
+
+def test_the_inside_of_a_torn_object_is_no_row(tmp_path: Path) -> None:
+    (log,) = _logs(
+        tmp_path, '{"step": 1, "loss": 1.5}\n{"step": 2, "r": {"loss": 9.0}\n{"step": 3, "loss": 3.5}\n', "x.jsonl"
+    )
+    assert _values(log, "total_loss") == {1: 1.5, 3: 3.5}
+    assert len(log.original) == 2
+
+
+def test_processes_glued_onto_one_line_stay_what_they_are(tmp_path: Path) -> None:
+    text = ""
+    for n in range(40):
+        end = "" if n % 7 == 3 else "\n"
+        text += f"(Rollout pid=5) data.py:2 - rollout {n}: {{'rollout/raw_reward': {n}.25, 'rollout/step': {n}}}{end}"
+        text += (
+            f"(Train pid=7) model.py:5 - step {n}: {{'train/loss': {n}.5, 'train/grad_norm': 0.5, 'train/step': {n}}}\n"
+        )
+    (log,) = _logs(tmp_path, text)
+    assert _values(log, "total_loss") == {n: n + 0.5 for n in range(40)}
+    assert _values(log, "reward_mean") == {n: n + 0.25 for n in range(40)}
+
+
+def test_a_few_torn_lines_make_no_clock_of_their_own(tmp_path: Path) -> None:
+    text = ""
+    for n in range(40):
+        text += f"(R pid=5) rollout {n}: {{'rollout/raw_reward': {n}.25, 'rollout/step': {n}}}\n" if n % 13 else ""
+        text += f"(R pid=5) step {n}: {{'train/loss': {n}.5, 'train/grad_norm': 0.5, 'train/step': {n}}}\n"
+    (log,) = _logs(tmp_path, text)
+    assert log.counts("reward_mean") == {"measured": 36, "missing": 4}
+
+
+def test_lines_that_lost_their_label_are_no_process_of_their_own(tmp_path: Path) -> None:
+    text = ""
+    for n in range(40):
+        label = "" if n % 9 == 4 else "(T pid=7) "
+        text += f"(T pid=7) rollout {n}: {{'rollout/raw_reward': {n}.25, 'rollout/step': {n}}}\n"
+        text += f"{label}step {n}: {{'train/loss': {n}.5, 'train/grad_norm': 0.5, 'train/step': {n}}}\n"
+    (log,) = _logs(tmp_path, text)
+    assert _values(log, "total_loss") == {n: n + 0.5 for n in range(40)}

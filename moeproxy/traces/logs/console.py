@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from moeproxy.traces.logs.barred import Barred
@@ -18,6 +19,7 @@ MAX_HELD = 1 << 20  # characters of such a dict
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _RAY = re.compile(r"^\s*\(([\w.:<>-]+(?: [\w=:-]+)*? pid=\d+(?:, ip=[\w.:]+)?)\) ?")
+_LABEL = re.compile(r"\([\w.:<>-]{1,80}(?: [\w=:-]{1,80}){0,3}? pid=\d+(?:, ip=[\w.:]+)?\)")
 _RANK = re.compile(r"^\s*\[?((?:rank|default|worker)[ _]?\d+)\]?\s*:+ ?", re.IGNORECASE)
 _VERSION = re.compile(
     r"\b(transformers|trl|verl|openrlhf|slime|ms[-_]swift|llamafactory|megatron[-_]core|nemo[-_]rl|vllm|sglang|torch)"
@@ -76,6 +78,14 @@ class Console:
     def line(self, text: str, number: int) -> None:
         """Take one line."""
         plain = _ANSI.sub("", text) if "\x1b" in text else text
+        if plain.count(" pid=") > 1:  # a missing line end: what stands behind a second label is another process's
+            places = [0, *(match.start() for match in _LABEL.finditer(plain, 1)), len(plain)]
+            for start, end in pairwise(places):
+                self._line(plain[start:end], number)
+        else:
+            self._line(plain, number)
+
+    def _line(self, plain: str, number: int) -> None:
         origin, body = _prefix(plain)
         if origin in self._announced:
             body = self._follows(self._announced.pop(origin), body)

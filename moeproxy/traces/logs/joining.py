@@ -14,6 +14,7 @@ from moeproxy.traces.logs.rows import Column, Rows
 
 MAX_STEP = 2**53
 _EPOCH = 0.01  # to which a Trainer rounds epochs
+TWICE = 0.1  # share of its steps that a process must log beside another one
 MAX_PROCESSES = 1000  # that are told apart; a log with more names its rows, not who wrote them
 _RESUMES = 3  # a log that goes back more often without repeating a step was not resumed each time
 _NEWEST_FIRST = 0.9  # share of steps back beyond which the rows stand in reverse
@@ -355,8 +356,17 @@ def interleaved(rows: Rows, steps: np.ndarray, signals: Sequence[Column]) -> lis
     for left in found:
         for right in found:
             if left < right and spans[left][0] < spans[right][1] and spans[right][0] < spans[left][1]:
-                mine, theirs = has & (rows.origins == left), has & (rows.origins == right)
-                common = np.isin(steps, np.intersect1d(steps[mine], steps[theirs]))
-                if np.bitwise_or.reduce(masks[mine & common]) & np.bitwise_or.reduce(masks[theirs & common]):
+                mine, theirs = (_by_step(steps, masks, has & (rows.origins == n)) for n in (left, right))
+                common, ours, others = np.intersect1d(mine[0], theirs[0], return_indices=True)
+                twice = int((mine[1][ours] & theirs[1][others] != 0).sum())
+                # A line that lost its label by a tear is no second process: it says what nobody else says.
+                if common.size and twice > TWICE * min(len(mine[0]), len(theirs[0])):
                     return found
     return []
+
+
+def _by_step(steps: np.ndarray, masks: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps of the chosen rows, each once, and which signals they have there."""
+    order = np.flatnonzero(chosen)[np.argsort(steps[chosen], kind="stable")]
+    found, starts = np.unique(steps[order], return_index=True)
+    return found, np.bitwise_or.reduceat(masks[order], starts)

@@ -123,8 +123,16 @@ def _refused(raw: bytes, number: int, sink: Sink, error: Exception) -> bool:
     if b"'" in raw:
         return False  # perhaps a Python dict
     cut = not raw.rstrip().endswith(b"}")
-    sink.skip(number, "cut short" if cut else "starts like JSON but is none")
-    return True
+    whole = None if cut else _behind(raw)
+    sink.skip(number, "cut short" if cut or whole else "starts like JSON but is none")
+    return True if whole is None else _json(whole, number, sink)
+
+
+def _behind(raw: bytes) -> bytes | None:
+    """Return the object that begins within a line as the line does, and is whole: the line before it was torn."""
+    name = raw[: raw.find(b'"', 2) + 1]  # a nested object has other keys
+    place = raw.rfind(name) if len(name) > 3 else 0
+    return raw[place:] if place > 0 and _whole(raw[place:]) else None
 
 
 def _closer(raw: bytes, found: dict[str, Any], number: int, sink: Sink) -> bool:
