@@ -429,3 +429,20 @@ def test_lines_that_lost_their_label_are_no_process_of_their_own(tmp_path: Path)
         text += f"{label}step {n}: {{'train/loss': {n}.5, 'train/grad_norm': 0.5, 'train/step': {n}}}\n"
     (log,) = _logs(tmp_path, text)
     assert _values(log, "total_loss") == {n: n + 0.5 for n in range(40)}
+
+
+def test_a_hole_within_a_number_makes_no_other_number(tmp_path: Path) -> None:
+    text = "step:1 - actor/grad_norm:0.5 - actor/lr:1e\0-6\nstep:2 - actor/grad_norm:0.2\0\0005 - actor/lr:1e-6\n"
+    (log,) = _logs(tmp_path, text)
+    assert log.counts("grad_norm") == {"measured": 1, "text": 1}
+    assert _values(log, "grad_norm")[1] == 0.5
+
+
+def test_a_number_beyond_float64_is_infinite_and_said_to_be(tmp_path: Path) -> None:
+    (log,) = _logs(tmp_path, "step,loss,reward\n1,0.5e999,1\n2,-1e999,1\n", "x.csv")
+    assert log.counts("total_loss") == {"pos inf": 1, "neg inf": 1}
+
+
+def test_nested_rows_that_end_in_a_comma(tmp_path: Path) -> None:
+    (log,) = _logs(tmp_path, '{"step": 1, "data": {"actor/grad_norm": 0.5}},\n' * 2, "x.jsonl")
+    assert _values(log, "grad_norm") == {1: 0.5}

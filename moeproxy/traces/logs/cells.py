@@ -115,6 +115,8 @@ def bare_cell(text: str) -> tuple[float, Status, str | None]:
     if not text.strip():
         return math.nan, Status.EMPTY, None
     number, status, kept = _text(text)
+    if status == Status.NUMBER_TEXT and math.isinf(number):  # 1e999: beyond what float64 holds
+        return number, Status.POS_INF if number > 0 else Status.NEG_INF, kept
     return number, _BARE.get(status, status), kept
 
 

@@ -53,7 +53,7 @@ def kind_of(source: Source) -> str:
     if b"\0" in head and not wide:
         if not _is_text(head.replace(b"\0", b"")):
             return "unknown"
-        head = head.replace(b"\0", b"")  # a hole that a cut or a crashed node left in a text
+        head = head.replace(b"\0", b" ")  # a hole that a cut or a crashed node left in a text
     text = head.decode("utf-16" if wide else "utf-8-sig", "replace")
     if _OPENS.match(text) and _is_one_value(text):
         return "document"

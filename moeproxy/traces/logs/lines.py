@@ -29,8 +29,8 @@ def lines(
     half = b""  # a carriage return at the end of a chunk may be half of a line end
     for new in _utf8(stream):
         if b"\0" in new:
-            sink.note("the file holds NUL bytes, as a hole of a cut or a crash leaves them; they were left out")
-            new = new.replace(b"\0", b"")
+            sink.note("the file holds NUL bytes, as a hole of a cut or a crash leaves them; they count as spaces")
+            new = new.replace(b"\0", b" ")  # not nothing: the two sides of a hole are no number together
         chunk = half + new
         half = b"\r" if chunk.endswith(b"\r") else b""
         chunk = chunk.removesuffix(half)

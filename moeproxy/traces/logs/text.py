@@ -153,7 +153,7 @@ def _repeats(raw: bytes) -> bool:
     def pairs(items: list[tuple[str, Any]]) -> None:
         seen.append(len({name for name, _ in items}) < len(items))
 
-    json.loads(raw, object_pairs_hook=pairs)
+    json.JSONDecoder(object_pairs_hook=pairs).raw_decode(raw.decode("utf-8", "replace"))  # a comma may follow
     return any(seen)
 
 
