@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from moeproxy.errors import TraceError
 from moeproxy.traces import read
 from moeproxy.traces.logs.dispatch import UnknownKindError
 from moeproxy.traces.logs.opening import HostileError, Limits
-from tests.traces.logs.make import event, events
+from tests.traces.logs.make import event, events, tarred, zipped
 
 GOOD = b"".join(b'{"step": %d, "actor/lr": %g}\n' % (n, n / 4) for n in (1, 2))
 VALUES = [0.25, 0.5]
@@ -35,30 +32,12 @@ BROKEN = {
 }
 
 
-def _zip(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return out.getvalue()
-
-
-def _tar(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
 def _tgz(members: dict[str, bytes]) -> bytes:
-    return gzip.compress(_tar(members))
+    return gzip.compress(tarred(members))
 
 
 Pack = Callable[[dict[str, bytes]], bytes]
-packs = pytest.mark.parametrize("pack", [_zip, _tar, _tgz])
+packs = pytest.mark.parametrize("pack", [zipped, tarred, _tgz])
 
 
 @packs
@@ -87,7 +66,7 @@ def test_a_broken_member_does_not_hide_the_others(tmp_path: Path, pack: Pack, br
 
 
 def test_zip_members_damaged_encrypted_or_packed_in_an_unknown_way(tmp_path: Path) -> None:
-    data = bytearray(_zip({"a.jsonl": GOOD, "b.jsonl": GOOD * 2, "c.jsonl": GOOD}))
+    data = bytearray(zipped({"a.jsonl": GOOD, "b.jsonl": GOOD * 2, "c.jsonl": GOOD}))
     entry, whole = data.index(b"PK\1\2", data.index(b"PK\1\2") + 1), bytes(data)
     damages = {
         "Bad CRC": (entry + 16, 0xFF),
@@ -110,8 +89,8 @@ def test_zip_members_damaged_encrypted_or_packed_in_an_unknown_way(tmp_path: Pat
         ("../b.jsonl", GOOD, "points out of the archive"),
         ("b.jsonl.gz", gzip.compress(GOOD + b"\n" * 3_000_000), "decompression bomb"),
         ("b.gz", gzip.compress(gzip.compress(gzip.compress(gzip.compress(GOOD)))), "archives within archives"),
-        ("b.zip", _zip({f"{n}.jsonl": GOOD for n in range(9)}), "more than 8 files"),
-        ("b.tar", _tar({"/etc/b.jsonl": GOOD}), "points out of the archive"),
+        ("b.zip", zipped({f"{n}.jsonl": GOOD for n in range(9)}), "more than 8 files"),
+        ("b.tar", tarred({"/etc/b.jsonl": GOOD}), "points out of the archive"),
     ],
     ids=["path", "bomb", "depth", "members", "path within"],
 )

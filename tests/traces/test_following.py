@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
 import lzma
 import os
 import sqlite3
-import tarfile
-import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from moeproxy.errors import TraceError
 from moeproxy.traces import LogFollower, read
 from moeproxy.traces.following import check_followable
 from moeproxy.traces.logs import lines
-from tests.traces.logs.make import event, events
+from tests.traces.logs.make import event, events, tarred, zipped, zstd
 
 
 def _line(step: int, value: float) -> str:
@@ -200,24 +196,6 @@ def test_a_file_that_only_grows_is_never_taken_for_a_new_one(tmp_path: Path) -> 
         assert not any("replaced" in note for note in follower.logs()[0].info.notes)
 
 
-def _packed(pack: str) -> bytes:
-    out, line = io.BytesIO(), _line(1, 0.5).encode()
-    if pack == "zip":
-        with zipfile.ZipFile(out, "w") as archive:
-            archive.writestr("x.log", line)
-    elif pack == "tar":
-        with tarfile.open(fileobj=out, mode="w") as archive:
-            archive.addfile(tarfile.TarInfo("x.log"))
-    return out.getvalue()
-
-
-def _zstd(data: bytes) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(out, "zstd") as stream:
-        stream.write(data)
-    return out.getvalue().to_pybytes()
-
-
 def _sqlite(path: Path) -> bytes:
     with closing(sqlite3.connect(path)) as base:
         base.execute("CREATE TABLE metrics (a)")
@@ -230,9 +208,9 @@ OTHERS: dict[str, Callable[[Path], bytes]] = {
     "gzip": lambda _: gzip.compress(LINE),
     "bzip2": lambda _: bz2.compress(LINE),
     "xz": lambda _: lzma.compress(LINE),
-    "zstd": lambda _: _zstd(LINE),
-    "zip": lambda _: _packed("zip"),
-    "tar": lambda _: _packed("tar"),
+    "zstd": lambda _: zstd(LINE),
+    "zip": lambda _: zipped({"x.log": LINE}),
+    "tar": lambda _: tarred({"x.log": LINE}),
     "SQLite": lambda folder: _sqlite(folder / "base.db"),
     "event file": lambda _: events(event(1, {"a": 0.5})),
     "wandb": lambda _: b":W&B\xce\xbe\0",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import tarfile
+import zipfile
 import zlib
 from pathlib import Path
+
+import pyarrow as pa
 
 from moeproxy.traces.logs.blocks import BLOCK
 from moeproxy.traces.logs.dispatch import fill, kind_of
@@ -19,6 +24,34 @@ def sink_of(path: Path) -> Sink:
         sink for source in sources(path) if (sink := Sink()) is not None and not fill(source, kind_of(source), sink)
     ]
     return sink
+
+
+def tarred(members: dict[str, bytes], mode: str = "w") -> bytes:
+    """Return a tar of these files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:  # pyright: ignore[reportCallIssue, reportArgumentType]
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """Return a zip of these files."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+    """Return data compressed by zstd."""
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(data)
+    return out.getvalue().to_pybytes()
 
 
 def record(data: bytes) -> bytes:

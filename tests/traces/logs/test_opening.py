@@ -8,45 +8,19 @@ import gzip
 import io
 import lzma
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.logs.opening import Limits, sources
+from tests.traces.logs.make import tarred, zipped, zstd
 
 LOG = b'{"step": 1, "loss": 0.5}\n'
 SMALL = Limits(ratio=20, grace=100_000, members=5, depth=2)
-
-
-def _tar(members: dict[str, bytes], mode: str = "w") -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:  # pyright: ignore[reportCallIssue, reportArgumentType]
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
-
-
-def _zip(members: dict[str, bytes]) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return out.getvalue()
-
-
-def _zstd(data: bytes) -> bytes:
-    out = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(out, "zstd") as stream:
-        stream.write(data)
-    return out.getvalue().to_pybytes()
 
 
 def _read(path: Path, limits: Limits | None = None) -> dict[str, bytes]:
@@ -67,13 +41,13 @@ def _read(path: Path, limits: Limits | None = None) -> dict[str, bytes]:
         (gzip.compress(LOG), {"": LOG}),
         (bz2.compress(LOG), {"": LOG}),
         (lzma.compress(LOG), {"": LOG}),
-        (_zstd(LOG), {"": LOG}),
-        (_tar({"a.log": LOG, "b/c.log": LOG * 2}), {"!a.log": LOG, "!b/c.log": LOG * 2}),
-        (_tar({"a.log": LOG}, "w:gz"), {"!a.log": LOG}),
-        (_zip({"a.log": LOG, "b/c.log": b""}), {"!a.log": LOG, "!b/c.log": b""}),
-        (_zip({"in.gz": gzip.compress(LOG)}), {"!in.gz": LOG}),
-        (gzip.compress(_zip({"a.log": LOG})), {"!a.log": LOG}),
-        (_zip({"runs.tar": _tar({"a": LOG})}), {"!runs.tar!a": LOG}),
+        (zstd(LOG), {"": LOG}),
+        (tarred({"a.log": LOG, "b/c.log": LOG * 2}), {"!a.log": LOG, "!b/c.log": LOG * 2}),
+        (tarred({"a.log": LOG}, "w:gz"), {"!a.log": LOG}),
+        (zipped({"a.log": LOG, "b/c.log": b""}), {"!a.log": LOG, "!b/c.log": b""}),
+        (zipped({"in.gz": gzip.compress(LOG)}), {"!in.gz": LOG}),
+        (gzip.compress(zipped({"a.log": LOG})), {"!a.log": LOG}),
+        (zipped({"runs.tar": tarred({"a": LOG})}), {"!runs.tar!a": LOG}),
     ],
     ids=["plain", "empty", "gz", "bz2", "xz", "zst", "tar", "tgz", "zip", "gz in zip", "zip in gz", "tar in zip"],
 )
@@ -83,7 +57,7 @@ def test_opens(tmp_path: Path, data: bytes, found: dict[str, bytes]) -> None:
     assert _read(file) == found
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, _zstd])
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd])
 def test_bombs_are_refused_before_they_unfold(tmp_path: Path, pack) -> None:
     file = tmp_path / "bomb"
     file.write_bytes(pack(b"\0" * 20_000_000))
@@ -109,16 +83,16 @@ def test_a_compressible_log_is_no_bomb(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (_zip({"a": b"\0" * 5_000_000}), "claim to hold 5,000,000"),
-        (_zip({f"{n}": b"" for n in range(6)}), "more than 5 files"),
-        (_tar({f"{n}": b"" for n in range(6)}), "more than 5 files"),
-        (_zip({"../../etc/cron": LOG}), "points out of the archive"),
-        (_tar({"/etc/passwd": LOG}), "points out of the archive"),
-        (_zip({"c:\\x": LOG}), "points out of the archive"),
+        (zipped({"a": b"\0" * 5_000_000}), "claim to hold 5,000,000"),
+        (zipped({f"{n}": b"" for n in range(6)}), "more than 5 files"),
+        (tarred({f"{n}": b"" for n in range(6)}), "more than 5 files"),
+        (zipped({"../../etc/cron": LOG}), "points out of the archive"),
+        (tarred({"/etc/passwd": LOG}), "points out of the archive"),
+        (zipped({"c:\\x": LOG}), "points out of the archive"),
         (gzip.compress(gzip.compress(gzip.compress(LOG))), "3 deep"),
         (gzip.compress(LOG)[:10], "broken or truncated"),
-        (_zip({"a": LOG})[:-20], "broken or truncated"),
-        (_tar({"a": b"x" * 9000}, "w:gz")[:80], "broken or truncated"),
+        (zipped({"a": LOG})[:-20], "broken or truncated"),
+        (tarred({"a": b"x" * 9000}, "w:gz")[:80], "broken or truncated"),
     ],
     ids=["zip bomb", "zip members", "tar members", "zip ..", "tar /", "drive", "depth", "gz cut", "zip cut", "tgz cut"],
 )
@@ -148,7 +122,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60)
-@given(st.sampled_from([gzip.compress(LOG * 9), _zip({"a": LOG}), _tar({"a": LOG}), _zstd(LOG)]), st.data())
+@given(st.sampled_from([gzip.compress(LOG * 9), zipped({"a": LOG}), tarred({"a": LOG}), zstd(LOG)]), st.data())
 def test_damage_is_an_error_or_no_matter(tmp_path_factory: pytest.TempPathFactory, whole: bytes, data) -> None:
     place = data.draw(st.integers(0, len(whole) - 1))
     damaged = bytearray(whole)
@@ -162,7 +136,7 @@ def test_damage_is_an_error_or_no_matter(tmp_path_factory: pytest.TempPathFactor
 ROWS = [f'{{"step": {n}, "loss": {n * 0.37 % 1:.17g}}}\n'.encode() for n in range(20_000)]
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, _zstd])
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, zstd])
 @pytest.mark.parametrize("share", [0.6, 0.95])
 def test_what_came_before_a_cut_is_read(tmp_path: Path, compress: Callable[[bytes], bytes], share: float) -> None:
     whole = b"".join(ROWS) * (4 if compress is bz2.compress else 1)  # bzip2 gives nothing before its first 900 kB
@@ -176,7 +150,7 @@ def test_what_came_before_a_cut_is_read(tmp_path: Path, compress: Callable[[byte
 
 
 def test_a_tar_cut_short_gives_its_first_members(tmp_path: Path) -> None:
-    packed = _tar({"a.jsonl": b"".join(ROWS), "b.jsonl": b"".join(ROWS)}, "w:gz")
+    packed = tarred({"a.jsonl": b"".join(ROWS), "b.jsonl": b"".join(ROWS)}, "w:gz")
     (tmp_path / "x.tgz").write_bytes(packed[: len(packed) * 3 // 4])
     found = list(_held(tmp_path / "x.tgz"))
     assert [bool(cut) for _, cut in found] == [False, True, True]
