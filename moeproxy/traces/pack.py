@@ -7,10 +7,12 @@ below the other; what each run logged, and what it was, stands in the file's hea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,28 +55,59 @@ def save_pack(traces: Sequence[Trace], path: str | Path) -> Path:
     return target
 
 
-def load_pack(path: str | Path, *, trajectories: bool = True) -> tuple[Trace, ...]:
-    """Read every trace of a pack, in the order in which they were saved.
+def load_pack(
+    path: str | Path, *, trajectories: bool = True, keep: Callable[[RunInfo], bool] | None = None
+) -> tuple[Trace, ...]:
+    """Read the traces of a pack, in the order in which they were saved.
 
     Args:
         path: the pack.
         trajectories: whether to read single responses too; without them it takes a fraction of the time.
+        keep: says of a run whether it is wanted; the others are not built, which takes most of the time.
 
     Raises:
         TraceError: the file is absent, cut short, no pack, or of another version.
     """
-    table = parquet.read_table(Path(path))
-    runs = _runs(table, Path(path))
+    return _read(Path(path), trajectories, keep, {})
+
+
+def _read(
+    path: Path, trajectories: bool, keep: Callable[[RunInfo], bool] | None, changes: dict[str, Any]
+) -> tuple[Trace, ...]:
+    """Build the traces that `keep` wants, with `changes` in what they say of themselves."""
+    infos, runs = _infos(path)
+    wanted = [index for index, info in enumerate(infos) if keep is None or keep(info)]
+    columns = {index: _columns(runs[index], trajectories) for index in wanted}
+    if not wanted:
+        return ()
+    read = dict.fromkeys([_RUN, *(name for names in columns.values() for name in names)])
+    table = parquet.read_table(path, list(read))
     numbers = table[_RUN].to_numpy()
-    # Rows of a run lie together, so a run is a slice.
-    starts = [int(start) for start in pd.Series(numbers).drop_duplicates().index]
-    stops = [*starts[1:], table.num_rows]
     traces = []
-    for run, start, stop in zip(runs, starts, stops, strict=True):
-        columns = [name for name in run["columns"] if trajectories or not name.startswith(parquet.PREFIX)]
-        steps, responses = parquet.from_table(table.slice(start, stop - start).select(columns))
-        traces.append(Trace(steps, responses, RunInfo.from_dict(run["info"])))
+    for index in wanted:
+        # Rows of a run lie together and in order, so a run is a slice.
+        start, stop = np.searchsorted(numbers, [index, index + 1])
+        steps, responses = parquet.from_table(table.slice(start, stop - start).select(columns[index]))
+        traces.append(Trace(steps, responses, replace(infos[index], **changes)))
     return tuple(traces)
+
+
+def load_infos(path: str | Path) -> tuple[RunInfo, ...]:
+    """Read what the runs of a pack are, in the order in which they were saved, without their rows.
+
+    Raises:
+        TraceError: the file is absent, cut short, no pack, or of another version.
+    """
+    return _infos(Path(path))[0]
+
+
+def _infos(path: Path) -> tuple[tuple[RunInfo, ...], list[dict]]:
+    runs = _runs(parquet.read_metadata(path), path)
+    return tuple(RunInfo.from_dict(run["info"]) for run in runs), runs
+
+
+def _columns(run: dict, trajectories: bool) -> list[str]:
+    return [name for name in run["columns"] if trajectories or not name.startswith(parquet.PREFIX)]
 
 
 def load_registry(folder: str | Path, *, failed: bool = False) -> pd.DataFrame:
@@ -101,6 +134,7 @@ def load_bench(
     models: Iterable[str] | None = None,
     faults: Iterable[str | None] | None = None,
     trajectories: bool = True,
+    keep: Callable[[RunInfo], bool] | None = None,
 ) -> tuple[Trace, ...]:
     """Read the traces of a folder of packs, marked as recorded.
 
@@ -109,6 +143,7 @@ def load_bench(
         models: labels of the models wanted; None is all.
         faults: ids of the faults wanted, None among them for healthy runs; without it all.
         trajectories: whether to read single responses too (see `load_pack`).
+        keep: says of a run whether it is wanted (see `load_pack`).
 
     Raises:
         TraceError: the registry or a pack is missing or broken, or a model or fault is not in the registry.
@@ -122,20 +157,13 @@ def load_bench(
         wanted = _rows(wanted, "model", list(models), folder)
     if faults is not None:
         wanted = _rows(wanted, "fault", [fault or "" for fault in faults], folder)
-    found = [
-        trace for pack in wanted["pack"].unique() for trace in load_pack(Path(folder) / pack, trajectories=trajectories)
-    ]
-    labels = None if models is None else set(models)
-    ids = None if faults is None else set(faults)
-    return tuple(
-        _recorded(trace)
-        for trace in found
-        if (labels is None or trace.provenance.model in labels) and (ids is None or trace.provenance.fault in ids)
-    )
+    labels, ids = set(wanted["model"]), {fault or None for fault in wanted["fault"]}
 
+    def asked(info: RunInfo) -> bool:
+        return info.model in labels and info.fault in ids and (keep is None or keep(info))
 
-def _recorded(trace: Trace) -> Trace:
-    return replace(trace, provenance=replace(trace.provenance, source="recorded"))
+    packs = [Path(folder) / pack for pack in wanted["pack"].unique()]
+    return tuple(trace for pack in packs for trace in _read(pack, trajectories, asked, {"source": "recorded"}))
 
 
 def _rows(table: pd.DataFrame, column: str, wanted: list[str], folder: str | Path) -> pd.DataFrame:
@@ -149,9 +177,9 @@ def _rows(table: pd.DataFrame, column: str, wanted: list[str], folder: str | Pat
     return table.loc[table[column].isin(wanted)]
 
 
-def _runs(table: pa.Table, path: Path) -> list[dict]:
+def _runs(metadata: Mapping[bytes, bytes], path: Path) -> list[dict]:
     try:
-        header = json.loads((table.schema.metadata or {})[_KEY])
+        header = json.loads(metadata[_KEY])
         kind, version, runs = header["format"], header["version"], list(header["runs"])
     except (KeyError, ValueError, TypeError) as error:
         raise TraceError("no pack of traces", where=path, expected="a file written by save_pack") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,17 +104,36 @@ def _lists(table: pd.DataFrame, steps_S: np.ndarray) -> dict[str, pa.Array]:
     return {PREFIX + name: pa.ListArray.from_arrays(bounds, pa.array(table[name].to_numpy())) for name in names}
 
 
-def read_table(path: Path) -> pa.Table:
-    """Read a Parquet file.
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns.
+
+    Raises:
+        TraceError: the file is absent or cut short, or lacks a column.
+    """
+    with _reading(path):
+        # partitioning=None: a directory called seed=3 must not grow a column.
+        table = pq.read_table(path, columns=columns, partitioning=None)  # pyright: ignore[reportArgumentType]
+    if lost := [name for name in columns or () if name not in table.column_names]:
+        raise TraceError(f"no column {lost[0]!r}", where=path, expected="what the file's header names", remedy=REMEDY)
+    return table
+
+
+def read_metadata(path: Path) -> Mapping[bytes, bytes]:
+    """Read the key-value metadata of a Parquet file, none of its rows.
 
     Raises:
         TraceError: the file is absent or cut short.
     """
+    with _reading(path):
+        return pq.read_schema(path).metadata or {}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise TraceError("no such file", where=path, expected="a trace written by Trace.save")
     try:
-        # partitioning=None: a directory called seed=3 must not grow a column.
-        return pq.read_table(path, partitioning=None)  # pyright: ignore[reportArgumentType]
+        yield
     except (pa.ArrowException, OSError) as error:
         raise TraceError(
             "not a complete Parquet file: it was cut short or is something else",

@@ -212,6 +212,8 @@ def _checked_steps(steps: pd.DataFrame) -> pd.DataFrame:
 
 def _checked_column(name: str, column: pd.Series) -> pd.Series:
     signal_of(name)
+    if column.dtype == np.float64:  # as it is stored: a NaN in it was measured
+        return column.copy()
     try:
         return parquet.from_arrow(parquet.to_arrow(column))
     except (pa.ArrowException, TypeError, ValueError) as error:

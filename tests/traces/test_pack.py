@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from moeproxy.errors import TraceError
-from moeproxy.traces.pack import REGISTRY, load_bench, load_pack, load_registry, save_pack
+from moeproxy.traces.pack import REGISTRY, load_bench, load_infos, load_pack, load_registry, save_pack
 from moeproxy.traces.trace import RunInfo, Trace
 
 COLUMNS = ["model", "fault", "family", "level", "key", "pack"]
@@ -58,6 +58,10 @@ def test_runs_of_different_signals_come_back_bit_for_bit(tmp_path: Path) -> None
         assert ours.provenance == theirs.provenance
     bare = load_pack(tmp_path / "p.parquet", trajectories=False)
     assert [run.trajectories for run in bare] == [None] * 4
+    assert load_infos(tmp_path / "p.parquet") == tuple(trace.provenance for trace in made)
+    some = load_pack(tmp_path / "p.parquet", keep=lambda info: info.seed in (2, 4))
+    assert [ours.equals(theirs, ignore=()) for ours, theirs in zip(made[1::2], some, strict=True)] == [True, True]
+    assert load_pack(tmp_path / "p.parquet", keep=lambda info: False) == ()
     assert all(one.steps.equals(other.steps) for one, other in zip(bare, read, strict=True))
     assert read[2].missing("grad_norm").tolist() == [False, True, False, False]
     assert read[2].trajectories is not None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.identity import DENSE
 from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
-from moeproxy.traces.pack import REGISTRY, load_bench, load_registry
-from moeproxy.traces.trace import Trace
+from moeproxy.traces.pack import REGISTRY, load_bench, load_infos, load_registry
+from moeproxy.traces.trace import RunInfo, Trace
 
 HEALTHY = ""
 """What the column `fault` of the index holds for a healthy run."""
@@ -53,6 +54,7 @@ class Recordings:
 
     Args:
         index: one row a run, columns model, fault, strength, onset, seed, and whatever `read` needs.
+        healthy: what the original's healthy runs are; the usual settings are those that most of them have.
         read: returns the traces of (model, fault), `HEALTHY` for none; run at most once for each.
         where: the folder, for messages.
 
@@ -60,15 +62,18 @@ class Recordings:
         MoeproxyError: the index is empty or lacks the original.
     """
 
-    def __init__(self, index: pd.DataFrame, read: Callable[[str, str], list[Trace]], where: Path) -> None:
-        if "original" not in set(index["model"]):
-            raise MoeproxyError("no recorded run of the original", where=where, expected="runs labelled 'original'")
+    def __init__(
+        self, index: pd.DataFrame, healthy: Sequence[RunInfo], read: Callable[[str, str], list[Trace]], where: Path
+    ) -> None:
+        if not healthy:
+            raise MoeproxyError(
+                "no recorded healthy run of the original", where=where, expected="runs labelled 'original'"
+            )
         self.index, self.where, self._read = index, where, read
         self._traces: dict[tuple[str, str], tuple[Trace, ...]] = {}
         self._lock = threading.Lock()
-        first = self.traces("original", HEALTHY)
-        self.fingerprint = first[0].provenance.checkpoint_fingerprint
-        self.settings = GRPOSettings(**self._usual(first))
+        self.fingerprint = healthy[0].checkpoint_fingerprint
+        self.settings = GRPOSettings(**usual(healthy))
         self.models = tuple(self._model(label) for label in dict.fromkeys(index["model"]))
 
     @staticmethod
@@ -125,7 +130,7 @@ class Recordings:
         return tuple(trace for trace in found if trace.provenance.strength == strength)
 
     def traces(self, model: str, fault: str) -> tuple[Trace, ...]:
-        """Return all runs of a model with a fault at any strength, `HEALTHY` for healthy ones at any settings."""
+        """Return all that `read` gives of a model with a fault at any strength, `HEALTHY` for none."""
         with self._lock:
             if (model, fault) not in self._traces:
                 found = self._read(model, fault)
@@ -142,17 +147,20 @@ class Recordings:
         method, _, count = label.rpartition("-")
         return RunModel(label, method or label, int(count) if count.isdigit() else 0)
 
-    def _usual(self, healthy: tuple[Trace, ...]) -> dict[str, Any]:
-        """Return the settings that most healthy runs have; a few vary learning rate and temperature."""
-        seen = [dict(trace.provenance.config) for trace in healthy]
-        return max(seen, key=seen.count)
-
     def _is_usual(self, trace: Trace) -> bool:
         return GRPOSettings(**trace.provenance.config) == self.settings
 
 
+def usual(healthy: Sequence[RunInfo]) -> dict[str, Any]:
+    """Return the settings that most healthy runs have; a few vary learning rate and temperature."""
+    seen = [dict(info.config) for info in healthy]
+    return max(seen, key=seen.count)
+
+
 def _as_recorded(trace: Trace) -> Trace:
     """Files say "live", as the runs were when they were written."""
+    if trace.provenance.source == "recorded":
+        return trace
     return Trace(trace.steps, trace.trajectories, replace(trace.provenance, source="recorded"))
 
 
@@ -172,7 +180,7 @@ def _of_files(folder: Path) -> Recordings:
         chosen = index.loc[(index["model"] == model) & (index["fault"] == fault), "path"]
         return [Trace.load(path) for path in chosen]
 
-    return Recordings(index, read, folder)
+    return Recordings(index, [trace.provenance for trace in read("original", HEALTHY)], read, folder)
 
 
 def is_complete(folder: Path) -> bool:
@@ -197,7 +205,17 @@ def _of_packs(folder: Path) -> Recordings:
     for name in ("strength", "onset"):
         index[name] = [float(value) if str(value) else 0.0 for value in index[name]]  # empty when healthy
 
-    def read(model: str, fault: str) -> list[Trace]:
-        return list(load_bench(folder, models=[model], faults=[fault or None], trajectories=False))
+    packs = index.loc[(index["model"] == "original") & (index["fault"] == HEALTHY), "pack"].unique()
+    healthy = [info for pack in packs for info in load_infos(folder / pack) if info.healthy]
+    settings = usual(healthy) if healthy else {}
 
-    return Recordings(index, read, folder)
+    def read(model: str, fault: str) -> list[Trace]:
+        """Runs at other settings are left out before they are built: a third of the healthy ones."""
+        keep = partial(_has, settings)
+        return list(load_bench(folder, models=[model], faults=[fault or None], trajectories=False, keep=keep))
+
+    return Recordings(index, healthy, read, folder)
+
+
+def _has(settings: Mapping[str, Any], info: RunInfo) -> bool:
+    return dict(info.config) == settings

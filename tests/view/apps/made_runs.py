@@ -99,7 +99,8 @@ def recordings(traces: Sequence[Trace] | None = None) -> Recordings:
         chosen = [trace for trace in known if trace.provenance.model == model]
         return [trace for trace in chosen if (trace.provenance.fault or HEALTHY) == fault]
 
-    return Recordings(index, read, Path("made"))
+    healthy = [trace.provenance for trace in read("original", HEALTHY)]
+    return Recordings(index, healthy, read, Path("made"))
 
 
 def _row(trace: Trace) -> dict[str, Any]:

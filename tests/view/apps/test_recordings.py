@@ -60,6 +60,8 @@ def test_the_default_loader_prefers_a_complete_benchmark(tmp_path: Path, monkeyp
     assert [trace.provenance.seed for trace in broken] == [0, 1]
     assert broken[0].equals(run("cluster-16", 0, "kl_sign", onset=12))
     assert next(m for m in known.models if m.label == "random-16").method == "random"
+    seeds = [trace.provenance.seed for trace in known.traces("original", HEALTHY)]
+    assert seeds == [0, 1, *CALIBRATION], "the run at another learning rate is not even built"
     assert known.original == tmp_path / "models" / model_path().name
 
 
@@ -95,7 +97,7 @@ def test_a_group_of_runs_is_read_once() -> None:
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(MoeproxyError, match="no recorded runs"):
         Recordings.open(tmp_path)
-    with pytest.raises(MoeproxyError, match="no recorded run of the original"):
+    with pytest.raises(MoeproxyError, match="no recorded healthy run of the original"):
         recordings([run("cluster-16")])
     strange = run()
     strange = type(strange)(strange.steps, None, replace(strange.provenance, checkpoint_fingerprint="other"))
