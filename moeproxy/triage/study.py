@@ -26,14 +26,14 @@ from moeproxy.triage.study_frames import rows
 from moeproxy.triage.study_measures import measure
 from moeproxy.triage.study_page import page
 from moeproxy.triage.study_protocol import FAMILIES, Protocol
-from moeproxy.triage.study_result import Study
+from moeproxy.triage.study_result import RESULT, Study
 from moeproxy.triage.study_runs import Case, ModelRuns, faults_of, sort_runs
 from moeproxy.triage.study_scores import Grid, ModelScores, make_grid, score_model
 from moeproxy.triage.study_tables import difference_table, family_table, fault_table, model_table
 
 __all__ = ["Protocol", "Study", "study"]
 
-RESULT, PAGE = "fidelity.parquet", "FIDELITY.md"
+PAGE = "FIDELITY.md"
 
 
 def study(

@@ -19,6 +19,7 @@ from moeproxy.files import atomic_file
 from moeproxy.triage.study_frames import where
 from moeproxy.triage.study_protocol import Protocol
 
+RESULT = "fidelity.parquet"
 FORMAT = "moeproxy.study"
 VERSION = 1
 _KEY = b"moeproxy"

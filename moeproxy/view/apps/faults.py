@@ -27,6 +27,7 @@ from moeproxy.view.apps.fault_figure import (
     values,
 )
 from moeproxy.view.apps.fault_runs import Asked, gather
+from moeproxy.view.apps.fault_study import study_verdict
 from moeproxy.view.apps.fault_text import fault_html, verdict_html
 from moeproxy.view.apps.fault_verdict import Verdict, judge
 from moeproxy.view.apps.fit import fitted
@@ -156,6 +157,19 @@ class FaultPanel:
         key = (repr(asked), tuple(str(trace.provenance) for trace in found.finished))
         if key == self._judged:
             return
+        self.verdict = self._from_study(asked, found) or self._compared(asked, found)
+        self._judged = key
+        self.answer.value = verdict_html(self.verdict.sentences)
+        self.verdict_table.show(self.verdict.rows, "Does the proxy show the same failure?")
+
+    def _from_study(self, asked: Asked, found: Found) -> Verdict | None:
+        """Return what the study of the recorded runs says, where it scored just these."""
+        known = self.recordings
+        if found.finished or known.study is None:
+            return None
+        return study_verdict(known.study, asked, known.level(asked.fault, asked.strength))
+
+    def _compared(self, asked: Asked, found: Found) -> Verdict:
         labels = [model.label for model in self.recordings.models]
         healthy, broken = [], []
         for label in dict.fromkeys((*asked.models, *labels)):
@@ -163,10 +177,7 @@ class FaultPanel:
             broken += self.recordings.recorded(asked.fault, asked.strength, label)
         healthy += [trace for trace in found.finished if trace.provenance.healthy]
         broken += [trace for trace in found.finished if not trace.provenance.healthy]
-        self.verdict = judge(asked, healthy, broken, lambda onset, seeds: self._others(asked, onset, seeds))
-        self._judged = key
-        self.answer.value = verdict_html(self.verdict.sentences)
-        self.verdict_table.show(self.verdict.rows, "Does the proxy show the same failure?")
+        return judge(asked, healthy, broken, lambda onset, seeds: self._others(asked, onset, seeds))
 
     def _others(self, asked: Asked, onset: int, seeds: tuple[int, ...]) -> Iterable[Trace]:
         """Return the original's recorded runs with other faults that began at the same step with the same seeds."""

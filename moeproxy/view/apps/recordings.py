@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from moeproxy.errors import CheckpointError, MoeproxyError
+from moeproxy.errors import CheckpointError, ComparisonError, MoeproxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.lab.bench import PROXIES
 from moeproxy.lab.faults import FAULTS
@@ -26,6 +26,7 @@ from moeproxy.lab.settings import GRPOSettings
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import REGISTRY, load_bench, load_infos, load_registry
 from moeproxy.traces.trace import RunInfo, Trace
+from moeproxy.triage.study_result import RESULT, Study
 
 HEALTHY = ""
 """What the column `fault` of the index holds for a healthy run."""
@@ -106,6 +107,22 @@ class Recordings:
             expected=self.fingerprint[:12],
             remedy="record the runs again, or get the model that they were recorded with",
         )
+
+    @cached_property
+    def study(self) -> Study | None:
+        """The fidelity study of these runs, where it lies beside them and can be read."""
+        path = self.where / RESULT
+        with suppress(ComparisonError):
+            return Study.load(path) if path.is_file() else None
+        return None
+
+    def level(self, fault: str, strength: float) -> str:
+        """Return the registry's name of a strength of a fault, "" where it has none."""
+        rows = self._rows("original")
+        if "level" not in rows:
+            return ""
+        found = rows.loc[(rows["fault"] == fault) & (rows["strength"] == strength), "level"]
+        return "" if found.empty else str(found.iloc[0])
 
     def faults(self) -> tuple[str, ...]:
         """Ids of the faults of which the original has recorded runs."""
