@@ -61,6 +61,8 @@ def _sentences(study: Study, asked: Asked, parts: Mapping[str, Any], level: str)
             _origin(study),
         ]
     told = [_told(study, label, parts[label], level) for label in proxies]
+    if len(asked.seeds) == 1:
+        told.append("One seed only: an indication, not a result.")
     told.append(
         f"The ceiling: judged by its own other seeds, the original's run is nearest to this fault in {_seeds(ours)}."
     )
