@@ -33,10 +33,10 @@ def test_reproduce(lab: Lab, shots: Path) -> None:
     lab.scroll_to(lab.cell_with("FaultPanel("))
     figure = lab.page.locator(".jupyter-widgets .js-plotly-plot")
     loud = _shown(lab, figure, "rollout_logp_precision, strength 1")
-    assert len(loud) == 60
+    assert len(loud) >= 60, "three seeds of different onsets, laid over each other by the onset"
     lab.page.screenshot(path=shots / "reproduce.png")
 
-    # By keyboard: another family, whose only recorded fault is chosen, then another strength.
+    # By keyboard: another family, one of its faults, then another strength.
     lab.page.get_by_role("combobox", name="Family").select_option("OD: Optimisation")
     lab.page.get_by_role("combobox", name="Fault", exact=True).select_option("update_freeze: Actor update omission")
     frozen = _shown(lab, figure, "update_freeze, strength 1")
