@@ -57,12 +57,12 @@ def _question(proxies: Sequence[Remedy]) -> str:
     faults = len({one.cause for one in proxies})
     seeds = ", ".join(str(seed) for seed in sorted({one.seed for one in proxies})) or _NOTHING
     return (
-        f"{faults} fault{'' if faults == 1 else 's'} at full strength, seed {seeds}, on {models}. A run is taken up from a snapshot before the "
-        "onset, changed in one way, and run again; severity (`moeproxy/triage/severity.py`) is 0 for a run as healthy "
-        "runs are and 1 at worst. A change is kept when severity falls by more than what healthy runs differ by and by "
-        f"{LEAST_CHANGE:.0%} of itself at least, without loss of reward; else the run is rolled back. Of each kind, "
-        "settings and guards (mitigations) and replaced parts (repairs), the next is tried until the run has "
-        "recovered. What was kept is then run on the original."
+        f"{faults} fault{'' if faults == 1 else 's'} at full strength, seed {seeds}, on {models}. A run is taken up "
+        "from a snapshot before the onset, changed in one way, and run again; severity (`moeproxy/triage/severity.py`) "
+        "is 0 for a run as healthy runs are and 1 at worst. A change is kept when severity falls by more than what "
+        f"healthy runs differ by and by {LEAST_CHANGE:.0%} of itself at least, without loss of reward; else the run is "
+        "rolled back. Of each kind, settings and guards (mitigations) and replaced parts (repairs), the next is tried "
+        "until the run has recovered. What was kept is then run on the original."
     )
 
 
