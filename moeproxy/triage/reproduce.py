@@ -11,7 +11,8 @@ likeliest first, within a budget of minutes. Whether this tells more than the tr
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -131,6 +132,14 @@ class ProxyRuns:
         seen = judge(table, found, BESIDE, self.n_healthy)
         onset = seen.onset if seen.verdict == ALARM else info.onset
         return ProxyRun(str(info.fault), info.strength, live, aligned(table, found, int(onset or 0)))
+
+    def without(self, faults: Iterable[str]) -> ProxyRuns:
+        """Return the same proxy as if no run with these faults were known, so that they are run anew."""
+        left = set(faults)
+        other = copy(self)
+        other.runs = [run for run in self.runs if run.fault not in left]
+        other._waiting = [(trace, live) for trace, live in self._waiting if trace.provenance.fault not in left]
+        return other
 
     def of(self, fault: str) -> list[ProxyRun]:
         """Return the runs with a fault."""

@@ -160,6 +160,14 @@ def test_recorded_runs_wait_for_enough_healthy_ones(recorded, proxy: ProxyRuns) 
     assert len(few.runs) == len(broken)
 
 
+def test_known_faults_can_be_run_anew(recorded, proxy: ProxyRuns) -> None:
+    fewer = proxy.without(["stale_rollout"])
+    assert (len(fewer.of("stale_rollout")), len(fewer.of("nan_poison"))) == (0, len(proxy.of("nan_poison")))
+    fewer.add(recorded["cluster-16", "stale_rollout"][:1], live=True)
+    assert [run.live for run in fewer.of("stale_rollout")] == [True]
+    assert not any(run.live for run in proxy.runs), "the proxy itself is as it was"
+
+
 def test_a_strength_without_a_match_hides_no_other(proxy: ProxyRuns) -> None:
     (first, *_) = proxy.of("stale_rollout")
     blind = replace(first, strength=0.3, course=Aligned(("other",), np.ones((1, len(WINDOWS)))))
