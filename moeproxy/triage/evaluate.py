@@ -2,8 +2,9 @@
 
     python -m moeproxy.triage.evaluate --bench data/bench --out data/triage
 
-writes `scores.json` and `TRIAGE.md`. Healthy runs are judged by references that they are no part of; broken runs by
-libraries that hold no run of their seed, and, for the transfer, no run of their model.
+writes `scores.json` and `TRIAGE.md`; the page also has what `moeproxy.triage.public_tools` measured, where it lies in
+the folder. Healthy runs are judged by references that they are no part of; broken runs by libraries that hold no run of
+their seed, and, for the transfer, no run of their model.
 
 Axes: N run, F feature, C fault.
 """
@@ -21,18 +22,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeproxy.errors import MoeproxyError
+from moeproxy.errors import ComparisonError, MoeproxyError
 from moeproxy.files import atomic_file
 from moeproxy.traces.pack import REGISTRY, load_bench
 from moeproxy.traces.trace import load_dir
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.baselines import baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
+from moeproxy.triage.detection_scores import detection_scores
 from moeproxy.triage.evaluate_page import page
 from moeproxy.triage.evaluate_reproduce import reproduction_scores
 from moeproxy.triage.learn import Fits, Run, learn_alone, learn_beside, learn_priors, references, runs_of
 from moeproxy.triage.library import Library
+from moeproxy.triage.public_tools import FILE
 from moeproxy.triage.study_protocol import FAMILIES
+
+SCORES = "scores.json"
 
 
 @dataclass(frozen=True)
@@ -99,29 +104,6 @@ def _judgement(run: Run, seen: Detection, usual: bool) -> Judgement:
         found_onset=seen.onset if seen.onset is not None else -1,
         strength=float(seen.strength),
     )
-
-
-def detection_scores(table: Any, level: str) -> dict[str, float]:
-    """Return recall, precision, F1, false alarms per 1,000 healthy steps and onset errors for one level.
-
-    Args:
-        table: one row a judgement.
-        level: of the broken runs; healthy runs at other settings than the reference's are left out.
-    """
-    broken = table[table["level"] == level]
-    healthy = table[(table["fault"] == "") & table["usual"]]
-    hits, false = int(broken["alarm"].sum()), int(healthy["alarm"].sum())
-    error = (broken["found_onset"] - broken["onset"])[broken["alarm"]].abs()
-    return {
-        "runs": len(broken),
-        "healthy_runs": len(healthy),
-        "recall": hits / max(len(broken), 1),
-        "f1": 2 * hits / max(hits + false + len(broken), 1),
-        "false_alarms_per_1000_steps": 1000 * false / max(int(healthy["n_steps"].sum()), 1),
-        "onset_within_2": float((error <= 2).mean()) if len(error) else float("nan"),
-        "onset_median_error": float(error.median()) if len(error) else float("nan"),
-        "f1_flag_everything": 2 * len(broken) / max(2 * len(broken) + len(healthy), 1),
-    }
 
 
 def held_out(library: Library, train_N: np.ndarray, test_N: np.ndarray) -> np.ndarray:
@@ -233,10 +215,28 @@ def _detection_rows(table: Any, mode: str, levels: Sequence[str]) -> list[dict[s
 
 def save(result: Mapping[str, object], out: Path) -> None:
     """Write the scores as JSON and as a page for readers."""
-    with atomic_file(out / "scores.json") as temporary:
+    with atomic_file(out / SCORES) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_page(out)
+
+
+def write_page(out: Path) -> None:
+    """Write the page from the scores in a folder, those of public tools among them where they were measured.
+
+    Raises:
+        ComparisonError: there are no scores, or they are broken.
+    """
+    try:
+        result, *more = [
+            json.loads((out / name).read_text(encoding="utf-8"))
+            for name in (SCORES, FILE)
+            if name == SCORES or (out / name).is_file()
+        ]
+        text = page(result, *more)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ComparisonError(f"no scores ({error!r})", where=out, remedy="call without --page first") from error
     with atomic_file(out / "TRIAGE.md") as temporary:
-        temporary.write_text(page(result), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -244,10 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Score detection and diagnosis on held-out runs.")
     parser.add_argument("--bench", type=Path, default=Path("data/bench"))
     parser.add_argument("--out", type=Path, default=Path("data/triage"))
+    parser.add_argument("--page", action="store_true", help="only write the page, from the scores in the folder")
     options = parser.parse_args(arguments)
     try:
-        traces = load_bench(options.bench) if (options.bench / REGISTRY).is_file() else load_dir(options.bench)
-        save(evaluate(runs_of(traces)), options.out)
+        if options.page:
+            write_page(options.out)
+        else:
+            traces = load_bench(options.bench) if (options.bench / REGISTRY).is_file() else load_dir(options.bench)
+            save(evaluate(runs_of(traces)), options.out)
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
         return 1

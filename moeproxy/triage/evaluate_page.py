@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def page(result: Mapping[str, Any]) -> str:
-    """Return the scores as Markdown."""
+def page(result: Mapping[str, Any], tools: Mapping[str, Any] | None = None) -> str:
+    """Return the scores as Markdown.
+
+    Args:
+        result: of `moeproxy.triage.evaluate`.
+        tools: of `moeproxy.triage.public_tools`, where it was measured.
+    """
     return "\n".join(
         [
             "# How well detection and diagnosis do",
@@ -49,6 +54,7 @@ def page(result: Mapping[str, Any]) -> str:
                 if not row["level"]
             ],
             "",
+            *_tools(tools),
             "## Diagnosis",
             "",
             "Macro-F1 over all faults of the level; chance is one over their number. The nearest fault counts, whether "
@@ -89,6 +95,34 @@ def page(result: Mapping[str, Any]) -> str:
 
 _REPRODUCED = ("alone_top1", "alone_top3", "reproduced_top1", "reproduced_top3")
 _UNKNOWN = ("unknown", "same_family", "either", "known_called_unknown")
+
+
+def _tools(tools: Mapping[str, Any] | None) -> list[str]:
+    if tools is None:
+        return []
+    return [
+        "### Public tools on the same runs",
+        "",
+        f"Measured by `python -m moeproxy.triage.public_tools` on {tools['runs']} runs. Each tool gets every quantity "
+        "that the lab logs and the tool has a name for, and judges by its defaults; a finding that it calls a warning "
+        "or worse is an alarm. rl-doctor names no onset. `rlprobe diff` compares with one healthy run of another seed. "
+        "The runs are short for them: 60 steps, where some of their checks wait for 20 to 50 steps first and rlwatch "
+        "calls any entropy below 1 nat a collapse. They read router and engine signals nowhere.",
+        "",
+        *_table(
+            (
+                *("judged", "tool", "level", "broken", "healthy", "recall", "F1", "flag all F1", "false / 1,000"),
+                *("onset ≤ 2 steps", "median error, steps"),
+            ),
+            [_tool_row(row) for row in tools["detection"]],
+        ),
+        "",
+    ]
+
+
+def _tool_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    mode, method, _model, *rest = _detection_row(row)
+    return (mode, method, *rest, _number(row["onset_median_error"], 0))
 
 
 def _detection_row(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from moeproxy.triage.severity import Healthy, severity
 __all__ = [
     "Case",
     "Remedy",
+    "Told",
     "Transfer",
     "Trial",
     "prepare_snapshots",
@@ -80,6 +81,10 @@ class Case:
         return tuple(name for name in named if not (remedy(name).needs_experts and dense))
 
 
+Told = Callable[[Case, Trial], None]
+"""Called with a case and each of its trials as soon as it is judged."""
+
+
 def treated(spec: RunSpec, remedies: Iterable[str], start: int) -> RunSpec:
     """Return the run with remedies that act from a step on."""
     return replace(spec, remedies=(*spec.remedies, *(Application(name, start) for name in remedies)))
@@ -92,6 +97,7 @@ def try_remedies(
     minutes: float | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
+    told: Told | None = None,
     snapshots: Path | None = None,
 ) -> Remedy:
     """Try the remedies of one case in turn, mitigations and repairs, or until the time is up.
@@ -103,13 +109,15 @@ def try_remedies(
         out: folder of the runs; what lies there already is not run again.
         minutes: budget; no round of runs begins that is not expected to end in time. None has no end.
         workers: runs at a time.
-        watch: see `moeproxy.lab.sweep.sweep`.
+        watch: see `moeproxy.lab.sweep.sweep`. An exception in it ends everything; finished runs are kept.
+        told: told of every trial when it is judged.
         snapshots: folder of the snapshots that runs start from; None starts from the checkpoint.
 
     Raises:
         LabError: the broken run itself cannot be made, or a remedy is unknown.
     """
-    return try_many([case], out, minutes=minutes, workers=workers, watch=watch, snapshots=snapshots)[0]
+    options = {"workers": workers, "watch": watch, "told": told, "snapshots": snapshots}
+    return try_many([case], out, minutes=minutes, **options)[0]
 
 
 def try_many(
@@ -119,6 +127,7 @@ def try_many(
     minutes: float | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
+    told: Told | None = None,
     snapshots: Path | None = None,
 ) -> list[Remedy]:
     """Like `try_remedies`, for many cases at once: a round makes the next trial of each, so all workers have work."""
@@ -138,7 +147,9 @@ def try_many(
         failures = {result_path(failure.spec, out): str(failure) for failure in ended.failures}
         for log, name, spec in runs:
             path = result_path(spec, out)
-            log.add(name, path, failures.get(path, ""))
+            trial = log.add(name, path, failures.get(path, ""))
+            if told:
+                told(log.case, trial)
         longest = max(longest, time.monotonic() - began - spent)
     return [log.result((time.monotonic() - began) / 60) for log in logs]
 
@@ -167,13 +178,12 @@ class _Log:
     def margin(self) -> float:
         return self.case.healthy.margin(self.case.start).value
 
-    def add(self, name: str, path: Path, failed: str) -> None:
+    def add(self, name: str, path: Path, failed: str) -> Trial:
         about = (name, REMEDIES[name].kind, self.broken)
         healthy, start = self.case.healthy, self.case.start
-        if failed:
-            self.trials.append(not_ended(*about, healthy, start, failed))
-        else:
-            self.trials.append(judge(*about, Trace.load(path), healthy, start))
+        ended = not_ended(*about, healthy, start, failed) if failed else judge(*about, Trace.load(path), healthy, start)
+        self.trials.append(ended)
+        return ended
 
     def result(self, minutes: float) -> Remedy:
         tried = {trial.remedy for trial in self.trials}
@@ -199,6 +209,7 @@ def try_on(
     *,
     workers: int | None = None,
     watch: Watch | None = None,
+    told: Told | None = None,
     snapshots: Path | None = None,
 ) -> list[Remedy]:
     """Run on another model, the original above all, exactly what was kept on a proxy (see `transfers`).
@@ -206,7 +217,7 @@ def try_on(
     Args:
         found: results on the proxy.
         cases: the same failures of the other model, in the same order.
-        out, workers, watch, snapshots: as for `try_remedies`.
+        out, workers, watch, told, snapshots: as for `try_remedies`.
 
     Returns:
         one result for each of `found` of which something was kept, with a trial for each remedy that was.
@@ -219,7 +230,9 @@ def try_on(
             raise LabError(f"a case of {case.treated_for} for a remedy of {remedy_found.cause}", expected="the same")
     kept = [tuple(best.remedy for kind in KINDS if (best := one.best(kind))) for one in found]
     chosen = [replace(case, remedies=names) for case, names in zip(cases, kept, strict=True) if names]
-    return try_many(chosen, out, workers=workers, watch=watch, snapshots=snapshots) if chosen else []
+    if not chosen:
+        return []
+    return try_many(chosen, out, workers=workers, watch=watch, told=told, snapshots=snapshots)
 
 
 def prepare_snapshots(

@@ -168,9 +168,25 @@ class Remedy:
     def save(self, path: str | Path) -> Path:
         """Write the result to a JSON file, atomically, and return its path."""
         with atomic_file(path) as temporary:
-            stored = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-            temporary.write_text(json.dumps(stored, indent=1, allow_nan=False), encoding="utf-8")
+            temporary.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False), encoding="utf-8")
         return Path(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Remedy:
+        """Return what `to_dict` wrote."""
+        fields = dict(stored)
+        if (fields.pop("format"), fields.pop("version")) != (_FORMAT, _VERSION):
+            raise ValueError("another format or version")
+        parts = {
+            "before": Severity(**fields["before"]),
+            "trials": tuple(Trial.from_dict(trial) for trial in fields["trials"]),
+            "not_tried": tuple(fields["not_tried"]),
+        }
+        return Remedy(**{**fields, **parts})
 
     @staticmethod
     def load(path: str | Path) -> Remedy:
@@ -180,15 +196,7 @@ class Remedy:
             ComparisonError: the file is absent, broken or of another version.
         """
         try:
-            stored = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (stored.pop("format"), stored.pop("version")) != (_FORMAT, _VERSION):
-                raise ValueError("another format or version")
-            parts = {
-                "before": Severity(**stored["before"]),
-                "trials": tuple(Trial.from_dict(trial) for trial in stored["trials"]),
-                "not_tried": tuple(stored["not_tried"]),
-            }
-            return Remedy(**{**stored, **parts})
+            return Remedy.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ComparisonError(f"no remedy ({error!r})", where=path, expected="what Remedy.save wrote") from error
 

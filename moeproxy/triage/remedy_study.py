@@ -1,8 +1,9 @@
 """The study of remedies: every fault at its clear level is treated on a proxy, and what is kept on the original.
 
-    python -m moeproxy.triage.remedy_study --recorded out/bench-runs --runs out/remedy-runs --out data/bench
+    python -m moeproxy.triage.remedy_study --recorded out/bench-runs --runs out/remedy-runs --out data/remedy
 
 Runs of the benchmark that are recorded are not made again, and neither are those of an earlier call that was stopped.
+What it writes is what notebook 05 shows (`moeproxy.triage.remedy_recorded`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from moeproxy.lab.sweep import result_path, sweep
 from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.traces.pack import REGISTRY, load_pack, load_registry
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.remedy import Case, Remedy, try_many, try_on
-from moeproxy.triage.remedy_table import scores, table, words
+from moeproxy.triage.remedy import Case, Told, Trial, treated, try_many, try_on
+from moeproxy.triage.remedy_recorded import PAGE, RemedyStudy
+from moeproxy.triage.remedy_table import words
 from moeproxy.triage.severity import Calibrated, Healthy
 
-TABLE, SCORES = "remedies.csv", "remedy-scores.csv"
 FEWEST = 12
 """Healthy runs of a model that are made when fewer are recorded."""
 
@@ -106,8 +107,9 @@ def study(
     minutes: float | None = None,
     workers: int | None = None,
     watch: Watch | None = None,
-) -> tuple[list[Remedy], list[Remedy]]:
-    """Treat the clear runs of the proxy, then the original with what was kept; return both results.
+    told: Told | None = None,
+) -> RemedyStudy:
+    """Treat the clear runs of the proxy, then the original with what was kept.
 
     Args:
         proxy, original: the models.
@@ -115,23 +117,29 @@ def study(
         faults, seeds: which runs.
         minutes: budget of the proxy's part.
         workers, watch: as for `moeproxy.lab.sweep.sweep`.
+        told: told of every trial when it is judged.
     """
     for name in faults:
         fault(name)
-    snapshots = runs / "snapshots"
-    mine = cases(proxy, faults, seeds, runs, workers=workers, watch=watch)
-    found = try_many(mine, runs, minutes=minutes, workers=workers, watch=watch, snapshots=snapshots)
+    options = {"workers": workers, "watch": watch}
+    more = {**options, "told": told, "snapshots": runs / "snapshots"}
+    mine = cases(proxy, faults, seeds, runs, **options)
+    found = try_many(mine, runs, minutes=minutes, **more)
     if not any(one.best() for one in found):
-        return found, []
-    theirs = cases(original, faults, seeds, runs, workers=workers, watch=watch)
-    return found, try_on(found, theirs, runs, workers=workers, watch=watch, snapshots=snapshots)
+        return RemedyStudy(tuple(found), ())
+    moved = try_on(found, cases(original, faults, seeds, runs, **options), runs, **more)
+    return RemedyStudy(tuple(found), tuple(moved))
 
 
-def _write(found: Sequence[Remedy], moved: Sequence[Remedy], out: Path) -> None:
-    families = {item.id: item.family for item in FAULTS.values()}
-    for name, frame in ((TABLE, table(found, moved, families)), (SCORES, scores(found, moved).reset_index())):
-        with atomic_file(out / name) as temporary:
-            frame.to_csv(temporary, index=False, float_format="%.4f")
+def treated_runs(study: RemedyStudy, models: Sequence[Model], runs: Path) -> list[Trace]:
+    """Return the treated runs of a study that lie in a folder; those that failed left none."""
+    by_label = {model.label: model for model in models}
+    found = []
+    for one in (*study.proxies, *study.originals):
+        spec = by_label[one.model].spec(one.seed, injection_of(one.cause, "clear", one.seed))
+        paths = [result_path(treated(spec, [trial.remedy], one.onset), runs) for trial in one.trials]
+        found += [Trace.load(path) for path in paths if path.is_file()]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,14 +162,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         take(wanted, options.recorded, options.runs)
         if (options.bench / REGISTRY).is_file():
             take_packed(wanted, options.bench, options.runs)
-        with tqdm(desc="remedies", unit="step") as bar:
+        # A file of progress must not take a line a step.
+        with tqdm(desc="remedies", unit="step", mininterval=0.5 if sys.stderr.isatty() else 30) as bar:
 
             def show(now: SweepProgress) -> None:
                 bar.total = now.steps
                 bar.update(now.steps_done - bar.n)
                 bar.set_postfix_str(str(now), refresh=False)
 
-            found, moved = study(
+            def tell(case: Case, trial: Trial) -> None:
+                name = f"{case.spec.label}, {case.treated_for}, seed {case.spec.seed}"
+                bar.write(f"{name}: {trial.remedy} {trial.words}", file=sys.stderr)
+
+            found = study(
                 proxy,
                 original,
                 options.runs,
@@ -170,12 +183,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 minutes=options.minutes,
                 workers=options.workers,
                 watch=show,
+                told=tell,
             )
-        _write(found, moved, options.out)
+        found.save(options.out, treated_runs(found, (proxy, original), options.runs))
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
         return 1
-    sys.stdout.write(f"{words(scores(found, moved))}\n{options.out / TABLE}\n")
+    sys.stdout.write(f"{words(found.scores)}\n{options.out / PAGE}\n")
     return 0
 
 
@@ -186,9 +200,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bench", type=Path, default=Path("data/bench"), help="packs of recorded runs")
     parser.add_argument("--recorded", type=Path, default=Path("out/bench-runs"), help="recorded runs; only read")
     parser.add_argument("--runs", type=Path, default=Path("out/remedy-runs"), help="runs that are made")
-    parser.add_argument("--out", type=Path, default=Path("data/bench"), help="where the tables go")
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--out", type=Path, default=Path("data/remedy"), help="where results, runs and page go")
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), help="default: all")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0], help="of the benchmark: 0, 1, 2")
     parser.add_argument("--minutes", type=float, default=None, help="budget of the proxy's part")
     parser.add_argument("--workers", type=int, default=None)
     return parser

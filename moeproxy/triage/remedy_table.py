@@ -106,11 +106,11 @@ def words(scored: pd.DataFrame) -> str:
     lines = []
     for kind, row in scored.to_dict("index").items():
         lines.append(
-            f"{kind}: {_percent(row['mitigated'])} of {row['ill']} ill runs mitigated (of {row['runs']}), "
+            f"{kind}: {_percent(row['mitigated'])} of {row['ill']:.0f} ill runs mitigated (of {row['runs']:.0f}), "
             f"{_percent(row['recovered'])} as healthy runs are, {_percent(row['restored'])} bit for bit; "
             f"median change of severity {_percent(row['change'])}; harm {_percent(row['harm_kept'])} of what was kept, "
-            f"{_percent(row['harm_tried'])} of {row['trials']} trials; on the original {_percent(row['helps'])} of "
-            f"{row['moved'] - row['not_ill_there']} help, {_percent(row['harms'])} harm"
+            f"{_percent(row['harm_tried'])} of {row['trials']:.0f} trials; on the original {_percent(row['helps'])} of "
+            f"{row['moved'] - row['not_ill_there']:.0f} help, {_percent(row['harms'])} harm"
         )
     return "\n".join(lines)
 

@@ -11,7 +11,8 @@ likeliest first, within a budget of minutes. Whether this tells more than the tr
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -98,6 +99,7 @@ class ProxyRuns:
         self.model = labels[0] if labels else ""
         self._healthy = _usual([trace for trace in traces if trace.provenance.healthy])
         self._fits: Fits | None = None
+        self._waiting: list[tuple[Trace, bool]] = []  # broken runs that nothing can be judged by yet
         self.runs: list[ProxyRun] = []
         self.add([trace for trace in traces if not trace.provenance.healthy], live=False)
 
@@ -107,14 +109,20 @@ class ProxyRuns:
         return len(self._healthy)
 
     def add_healthy(self, traces: Sequence[Trace]) -> None:
-        """Take further healthy runs."""
+        """Take further healthy runs; broken ones that waited for them are judged now."""
         self._healthy, self._fits = [*self._healthy, *traces], None
+        self._judge_waiting()
 
     def add(self, traces: Sequence[Trace], *, live: bool) -> None:
-        """Take broken runs, judged beside the healthy ones; without six of these they cannot be judged."""
+        """Take broken runs, judged beside the healthy ones; until there are six of these they wait."""
         single = [trace for trace in traces if not trace.provenance.further and not trace.provenance.remedies]
+        self._waiting += [(trace, live) for trace in single]
+        self._judge_waiting()
+
+    def _judge_waiting(self) -> None:
         if self.n_healthy >= FEWEST_RUNS:
-            self.runs += [self._run(trace, live) for trace in single]
+            self.runs += [self._run(trace, live) for trace, live in self._waiting]
+            self._waiting = []
 
     def _run(self, trace: Trace, live: bool) -> ProxyRun:
         if self._fits is None:
@@ -124,6 +132,14 @@ class ProxyRuns:
         seen = judge(table, found, BESIDE, self.n_healthy)
         onset = seen.onset if seen.verdict == ALARM else info.onset
         return ProxyRun(str(info.fault), info.strength, live, aligned(table, found, int(onset or 0)))
+
+    def without(self, faults: Iterable[str]) -> ProxyRuns:
+        """Return the same proxy as if no run with these faults were known, so that they are run anew."""
+        left = set(faults)
+        other = copy(self)
+        other.runs = [run for run in self.runs if run.fault not in left]
+        other._waiting = [(trace, live) for trace, live in self._waiting if trace.provenance.fault not in left]
+        return other
 
     def of(self, fault: str) -> list[ProxyRun]:
         """Return the runs with a fault."""
@@ -200,7 +216,7 @@ def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, int, Departur
 def _candidate(fault: str, confidence: float, proxy: ProxyRuns, course: Aligned) -> Candidate:
     strength, match, mine = max(
         ((level, *_matched(runs, course)) for level, runs in _by_strength(proxy.of(fault)).items()),
-        key=lambda found: found[1],
+        key=lambda found: -np.inf if np.isnan(found[1]) else found[1],  # a NaN that comes first is larger than all
         default=(float("nan"), float("nan"), []),
     )
     agree, differ = _compared(course, mine)

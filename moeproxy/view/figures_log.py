@@ -20,7 +20,7 @@ from moeproxy.view.log_events import Event
 from moeproxy.view.log_series import KINDS, Series
 from moeproxy.view.log_view import MAX_RUNS, MAX_SIGNALS, LogView, log_view
 from moeproxy.view.sampling import MAX_POINTS
-from moeproxy.view.style import BLACK, FONT, GREY, GRID, INK, ORIGINAL, PROXY, PURPLE, finish
+from moeproxy.view.style import BLACK, FONT, GREEN, GREY, GRID, INK, ORIGINAL, PROXY, PURPLE, finish
 
 LEAST_WIDTH_PX = 560
 _PANEL_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 165, 38, 112, 118
@@ -130,6 +130,7 @@ def values(view: LogView, seen: tuple[float, float] | None = None) -> list[Prope
         for what in ("resumes", "failures"):
             events = [event for run in view.runs for event in getattr(run, what)] if name else []
             found.append(_lines(what, events, row == 0))
+        found.append(_lines("onsets", view.onsets.get(name, ()), row == 0))
     return found
 
 
@@ -179,8 +180,9 @@ def _lines(what: str, events: Sequence[Event], first: bool) -> Properties:
     """Return upright lines where something happened."""
     x = [value for event in events for value in (event.step, event.step, None)]
     text = [part for event in events for part in (_plain(event.text), _plain(event.text), "")]
-    name = {"resumes": "resumed here", "failures": "failure or early end"}[what]
-    entry = {"name": f"{name} ({len(events)})", "showlegend": first and bool(events)}
+    name = {"resumes": "resumed here", "failures": "failure or early end", "onsets": "departs from here on"}[what]
+    count = "" if what == "onsets" else f" ({len(events)})"  # the panels have different ones
+    entry = {"name": f"{name}{count}", "showlegend": first and bool(events)}
     return {"x": x, "y": [0.0, 1.0, None] * len(events), "text": text, **entry}
 
 
@@ -207,7 +209,7 @@ def _styles() -> list[Properties]:
         main, strip = _axes(row)
         for slot in range(MAX_RUNS):
             found += _run_styles(main, strip, f"run {slot}", _COLOURS[slot], _DASHES[slot])
-        for colour, dash in ((PURPLE, "dash"), (BLACK, "dashdot")):
+        for colour, dash in ((PURPLE, "dash"), (BLACK, "dashdot"), (GREEN, "solid")):
             line = {"color": colour, "width": 1.6, "dash": dash}
             upright = {"yaxis": strip, "mode": "lines", "line": line, "legend": "legend2", "legendgroup": dash}
             found.append(upright | {"hovertemplate": "%{text}<extra></extra>"})

@@ -56,11 +56,13 @@ class LogView:
         runs: none, one, or two laid over each other.
         signals: of the first run, in the order of the panels.
         notes: for signals that the two runs define differently, how.
+        onsets: by signal, where the first run was judged to depart (`moeproxy.view.log_onsets`).
     """
 
     runs: tuple[DrawnRun, ...] = ()
     signals: tuple[str, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
+    onsets: Mapping[str, tuple[Event, ...]] = field(default_factory=dict)
 
     @cached_property
     def span(self) -> tuple[int, int]:
@@ -81,6 +83,12 @@ class LogView:
         """Return a row for every signal of every run: how many numbers, which range, what is no number."""
         return pd.DataFrame([_row(name, run) for name in self.signals for run in self.runs if name in run.series])
 
+    @property
+    def departures(self) -> tuple[Event, ...]:
+        """Every mark of an onset once, the earliest first."""
+        marks = dict.fromkeys(event for name in self.signals for event in self.onsets.get(name, ()))
+        return tuple(sorted(marks, key=lambda event: event.step))
+
     def describe(self) -> str:
         """Return in one or two sentences what is drawn."""
         if not self.runs or not self.signals:
@@ -89,7 +97,8 @@ class LogView:
         parts = [f"{n.replace('_', ' ')} {' and '.join(_said(n, run) for run in self.runs)}" for n in self.signals]
         several = len(self.runs) > 1
         events = [(run.label, event.text) for run in self.runs for event in (*run.resumes, *run.failures)]
-        said = [f"{label}: {text}" if several else f"{text[:1].upper()}{text[1:]}" for label, text in events]
+        first = [(self.runs[0].label, event.text) for event in self.departures]
+        said = [f"{label}: {text}" if several else f"{text[:1].upper()}{text[1:]}" for label, text in [*events, *first]]
         return ". ".join([f"{runs}, steps {self.span[0]:,} to {self.span[1]:,}: {'; '.join(parts)}", *said]) + "."
 
 

@@ -56,6 +56,32 @@ def _read(lab: Lab, path: str) -> None:
     lab.page.get_by_role("button", name="Read", exact=True).click()
 
 
+def _reproduces(lab: Lab, figure: Locator, shots: Path) -> None:
+    """The failing example is judged in its panel; by keyboard its cause is reproduced, and a live run is stopped."""
+    page = lab.page
+    page.get_by_role("combobox", name="Lay over it").select_option("nothing")
+    page.get_by_role("combobox", name="or an example").select_option("trainer_state.json")
+    expect(status(lab, "The run departs from step 15 on: 15 signals")).to_be_visible(timeout=TIMEOUT_MS)
+    expect(figure.get_by_text("departs from here on")).to_be_visible(timeout=TIMEOUT_MS)
+    expect(page.get_by_text("1. nan_poison (One NaN gradient")).to_be_visible()
+    expect(page.get_by_role("table", name="What departs")).to_contain_text("not finite at 46 steps")
+    figure.scroll_into_view_if_needed()
+    page.screenshot(path=shots / "logs-onset.png")
+    page.get_by_role("textbox", name="Healthy runs").scroll_into_view_if_needed()
+    page.screenshot(path=shots / "logs-verdict.png")
+    page.get_by_role("button", name="Reproduce on the proxy").press("Enter")
+    expect(status(lab, "cluster-16 shows the failure when nan_poison is injected")).to_be_visible(timeout=TIMEOUT_MS)
+    page.get_by_role("button", name="Reproduce on the proxy").scroll_into_view_if_needed()
+    page.screenshot(path=shots / "logs-reproduced.png")
+    page.get_by_role("button", name="Lay the best match over the log").press("Enter")
+    expect(figure.get_by_text("cluster-16, nan_poison").first).to_be_visible(timeout=TIMEOUT_MS)
+    page.get_by_role("button", name="Run them live").press("Enter")
+    expect(status(lab, "Running nan_poison")).to_be_visible(timeout=TIMEOUT_MS)
+    assert lab.execute("print(panel.reproduce.live_job.state)") == "running", "the kernel answers meanwhile"
+    page.get_by_role("button", name="Stop", exact=True).press("Enter")
+    expect(status(lab, "Run them live: stopped.")).to_be_visible(timeout=TIMEOUT_MS)
+
+
 def test_logs(lab: Lab, shots: Path) -> None:
     lab.open(NOTEBOOK)
     lab.run_all()
@@ -69,6 +95,8 @@ def test_logs(lab: Lab, shots: Path) -> None:
     lab.page.wait_for_timeout(700)
     lab.page.screenshot(path=shots / "logs.png")
     figure.screenshot(path=shots / "logs-figure.png")
+
+    _reproduces(lab, figure, shots)
 
     # A long log: few points are sent, a zoom by mouse brings the exact ones, a double click the whole again.
     lab.page.get_by_role("combobox", name="Lay over it").select_option("nothing")

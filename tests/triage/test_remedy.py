@@ -244,7 +244,9 @@ def test_the_closed_loop_keeps_what_mends_and_rolls_back_what_does_not(tmp_path:
     case = Case(spec, Healthy(twin, Calibrated.of(calibration, protocol)), remedies=("restart", "verified_update"))
     out, kept = tmp_path / "runs", tmp_path / "snapshots"
     assert try_remedies(case, out, minutes=0).trials == ()
-    made_now = try_remedies(case, out, snapshots=kept, workers=1)
+    said: list[str] = []
+    made_now = try_remedies(case, out, snapshots=kept, workers=1, told=lambda _, trial: said.append(trial.remedy))
+    assert sorted(said) == ["restart", "verified_update"]
     by_name = {one.remedy: one for one in made_now.trials}
     assert (by_name["restart"].accepted, by_name["restart"].change) == (False, 0)  # the same run, bit for bit
     assert by_name["verified_update"].exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +144,38 @@ def test_new_runs_are_made_where_none_is_recorded(recorded, monkeypatch: pytest.
     assert {onset for _, onset in sweeps.asked} == {min(max(found.onset, 10), 30)}
     assert found.minutes == pytest.approx(6 * 20 / 60)
     assert "not reproduced" in found.candidates[-1].sentence or found.candidates[-1].n_live
+
+
+def test_recorded_runs_wait_for_enough_healthy_ones(recorded, proxy: ProxyRuns) -> None:
+    """A proxy that starts with too few healthy runs keeps its broken ones until they can be judged."""
+    healthy, broken = recorded["cluster-16", ""], recorded["cluster-16", "stale_rollout"]
+    few = ProxyRuns([*healthy[:5], *broken])
+    assert few.runs == []
+    few.add_healthy(healthy[5:])
+    assert [(run.fault, run.live) for run in few.runs] == [("stale_rollout", False)] * len(broken)
+    alike = [run.course.response_XW for run in proxy.of("stale_rollout")]
+    for ours, theirs in zip(few.runs, alike, strict=True):
+        np.testing.assert_allclose(ours.course.response_XW, theirs)
+    few.add_healthy([])
+    assert len(few.runs) == len(broken)
+
+
+def test_known_faults_can_be_run_anew(recorded, proxy: ProxyRuns) -> None:
+    fewer = proxy.without(["stale_rollout"])
+    assert (len(fewer.of("stale_rollout")), len(fewer.of("nan_poison"))) == (0, len(proxy.of("nan_poison")))
+    fewer.add(recorded["cluster-16", "stale_rollout"][:1], live=True)
+    assert [run.live for run in fewer.of("stale_rollout")] == [True]
+    assert not any(run.live for run in proxy.runs), "the proxy itself is as it was"
+
+
+def test_a_strength_without_a_match_hides_no_other(proxy: ProxyRuns) -> None:
+    (first, *_) = proxy.of("stale_rollout")
+    blind = replace(first, strength=0.3, course=Aligned(("other",), np.ones((1, len(WINDOWS)))))
+    known = ProxyRuns([])
+    for order in ([blind, first], [first, blind]):
+        known.runs = order
+        found = module._candidate("stale_rollout", 0.5, known, first.course)
+        assert (found.strength, found.match) == (first.strength, pytest.approx(1))
 
 
 def test_the_budget_is_kept(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from moeproxy.view.log_view import LogView, log_view, usual
 from moeproxy.view.style import data_table, describe
 from tests.view.made_logs import jsonl, log_of, trace, verl
 
-FIRST_PANEL, PER_PANEL, PER_RUN = 8, 10, 4
+FIRST_PANEL, PER_PANEL, PER_RUN = 8, 11, 4
 LINE, SINGLE, OLD, MARKS = range(4)
 RESUMES, FAILURES = 8, 9
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import ipywidgets as widgets
 from moeproxy.errors import LabError
 from moeproxy.lab.faults import check_injection, fault
 from moeproxy.lab.settings import Injection, RunSpec
-from moeproxy.lab.sweep import SweepProgress
 from moeproxy.traces.trace import Trace
 from moeproxy.view.apps.fault_controls import FaultControls
 from moeproxy.view.apps.fault_figure import (
@@ -31,12 +30,12 @@ from moeproxy.view.apps.fault_study import study_verdict
 from moeproxy.view.apps.fault_text import fault_html, verdict_html
 from moeproxy.view.apps.fault_verdict import Verdict, judge
 from moeproxy.view.apps.fit import fitted
-from moeproxy.view.apps.live_runs import Found, LiveRuns, Stopped
+from moeproxy.view.apps.live_runs import Found, LiveRuns
+from moeproxy.view.apps.live_work import LiveWork
 from moeproxy.view.apps.recordings import HEALTHY, Recordings
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Cancelled, Debouncer, Job, LiveFigure, Redraw, Report, Status
+from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Redraw, Report, Status
 
-_LOOK_S = 1.0  # between two looks at the traces that are growing
 _KEPT = "stopped. Finished runs, and the steps of the others, are kept: Run live goes on with what is missing."
 
 
@@ -207,32 +206,11 @@ class FaultPanel:
         return traces
 
     def _follow(self, asked: Asked, report: Report) -> list[Trace]:
-        """Train in a thread of its own, and redraw while it goes on; this thread asks whether to stop."""
-        stop, outcome = threading.Event(), _Outcome()
+        """Train in a thread of its own, and redraw while it goes on."""
         specs = self._specs(asked)
-
-        def work() -> None:
-            outcome.catch(lambda: self.live.train(specs, outcome.watch, stop, workers=self._workers))
-
-        thread = threading.Thread(target=work, name="live runs", daemon=True)
-        thread.start()
-        try:
-            drawn = 0
-            while thread.is_alive():
-                thread.join(_LOOK_S)
-                progress = outcome.progress
-                report(progress.share if progress else 0.0, f"Training {asked.fault}: {progress or 'starting'}.")
-                if progress and progress.steps_done > drawn:
-                    drawn = progress.steps_done
-                    self._redraw()
-        except Cancelled:
-            stop.set()
-            self.status.say("Stopping the runs.")
-            thread.join()
-            raise
-        finally:
-            self._redraw()
-        return outcome.result()
+        live = LiveWork(lambda watch: self.live.train(specs, watch, workers=self._workers))
+        stopping = partial(self.status.say, "Stopping the runs.")
+        return live.follow(report, f"Training {asked.fault}", look=self._redraw, stopping=stopping)
 
     def _arrange(self) -> widgets.VBox:
         rows = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 20px")
@@ -259,29 +237,3 @@ class FaultPanel:
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.widget._repr_mimebundle_(**options)
-
-
-class _Outcome:
-    """What a thread that trains has come to."""
-
-    def __init__(self) -> None:
-        self.progress: SweepProgress | None = None
-        self._traces: list[Trace] = []
-        self._error: BaseException | None = None
-
-    def watch(self, progress: SweepProgress) -> None:
-        """Note how far it is."""
-        self.progress = progress
-
-    def catch(self, work: Any) -> None:
-        """Run `work` and keep its result or its exception."""
-        try:
-            self._traces = work()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> list[Trace]:
-        """Return the traces, or raise what ended the work."""
-        if self._error is not None and not isinstance(self._error, Stopped):
-            raise self._error
-        return self._traces

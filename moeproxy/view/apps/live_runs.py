@@ -26,10 +26,9 @@ from moeproxy.lab.sweep_progress import Watch
 from moeproxy.proxy.cluster import METHODS, Method
 from moeproxy.traces.partial import load_partial, partial_path
 from moeproxy.traces.trace import Trace
+from moeproxy.view.apps.live_work import Stopped
 
-
-class Stopped(Exception):
-    """The training was stopped on request."""
+__all__ = ["Found", "LiveRuns", "Stopped"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,12 @@ class LiveRuns:
             build_proxies(self.original, statistics, choices, self._built)
 
     def train(
-        self, specs: Sequence[RunSpec], watch: Watch, stop: threading.Event, *, workers: int | None = None
+        self,
+        specs: Sequence[RunSpec],
+        watch: Watch,
+        stop: threading.Event | None = None,
+        *,
+        workers: int | None = None,
     ) -> list[Trace]:
         """Train every run that the folder does not hold, until the end or until `stop` is set.
 
@@ -136,7 +140,7 @@ class LiveRuns:
         """
 
         def told(progress: SweepProgress) -> None:
-            if stop.is_set():
+            if stop is not None and stop.is_set():
                 raise Stopped  # the sweep ends all its processes on any exception
             watch(progress)
 

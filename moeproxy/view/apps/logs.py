@@ -1,4 +1,4 @@
-"""The panel of notebook 04: read anybody's log, see its signals, map what is not known, lay another run over it."""
+"""The panel of notebook 04: read anybody's log, see its signals, judge it, reproduce the cause, lay a run over it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.detect import ALARM
 from moeproxy.view.apps.fit import fitted
 from moeproxy.view.apps.log_follow import Following, fits
 from moeproxy.view.apps.log_mapping import MappingEditor, columns_of
 from moeproxy.view.apps.log_pair import PairChooser, shipped
+from moeproxy.view.apps.log_reproduce import Failing, LogReproduce
 from moeproxy.view.apps.log_source import LogSource
 from moeproxy.view.apps.log_text import log_html, notes_html, run_option
+from moeproxy.view.apps.log_verdict import LogVerdict
 from moeproxy.view.apps.log_zoom import ZoomFigure
 from moeproxy.view.apps.tables import LiveTable
 from moeproxy.view.apps.ui import Job, Redraw, Report, Status
 from moeproxy.view.figures_log import LEAST_WIDTH_PX
+from moeproxy.view.log_onsets import with_onsets
 from moeproxy.view.log_view import MAX_SIGNALS, LogView, label_of, log_view, usual
 
 EXAMPLE = "verl_console.log"
@@ -41,13 +45,14 @@ class _Wish:
 
 
 class LogPanel:
-    """A path, what was read from it, its signals in one live figure, and another run laid over them.
+    """A path, what was read from it, its signals in one live figure, a verdict, and another run laid over them.
 
-    Reading goes on in a thread, as following a growing log does; errors stand in the status line.
+    Reading goes on in a thread, as judging and following a growing log do; errors stand in the status line. A run that
+    departs can be reproduced on a proxy.
 
     Args:
         path: log that is read at once, by default a shipped one.
-        out: folder of uploaded files.
+        out: folder of uploaded files, of new runs of a proxy, and of one built for them.
         runs: further folders with runs of the lab to lay over a log, beside the recorded ones.
 
     Example:
@@ -64,6 +69,7 @@ class LogPanel:
         self._asked = self._has = _Wish(Path())
         self._shown: tuple[Any, ...] | None = None
         self._offered: tuple[Any, ...] | None = None
+        self._reproduced: LogTrace | None = None
         self.status, self.summary = Status(), Status("")
         self._redraw = Redraw(self._draw, self.status)
         examples = data_dir() / "logs"
@@ -79,6 +85,9 @@ class LogPanel:
         self.mapping = MappingEditor()
         self.map = widgets.ToggleButton(description="Map columns", tooltip="Say which column is which signal")
         self.pair = PairChooser([*shipped(), *map(Path, runs)], self.status, self._redraw)
+        self.verdict = LogVerdict(self.status, self._redraw)
+        self.reproduce = LogReproduce(self._failing, self._lay_over, Path(out) / "proxy")
+        self.reproduce.show(False)
         self.about, self.notes = widgets.HTML(), widgets.HTML()
         self.figure = ZoomFigure(self.view, self.status)
         self.table = LiveTable(280, folded=True, wrap=False)
@@ -101,7 +110,8 @@ class LogPanel:
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Wait until the figure shows what the controls say; return whether it does."""
         self.job.join(timeout_s)
-        return self.job.state != "running" and self._redraw.settle(timeout_s) and self.figure.settle(timeout_s)
+        parts = (self._redraw, self.verdict, self._redraw, self.figure)  # a verdict is drawn too
+        return self.job.state != "running" and all(part.settle(timeout_s) for part in parts)
 
     def read(self, path: str | Path) -> None:
         """Read another log, as a user would."""
@@ -187,16 +197,40 @@ class LogPanel:
             self.summary.say(f"No metric in this log; it contains {log.contents}.")
             self.notes.value = ""
             self.table.show(pd.DataFrame(), "")
+            self._judged(None)
             return
         other = self.pair.selected()
         runs: list[LogTrace | Trace] = [log] if other is None or other is log else [log, other]
-        self.view = view = log_view(runs, tuple(self.signals.value))
+        view = log_view(runs, tuple(self.signals.value))
+        if verdict := self.verdict.of(log):
+            view = with_onsets(view, verdict.detection)
+        self.view = view
         shown = (self._has.path, view.signals, *map(label_of, runs))
         self.figure.show(view, keep_zoom=shown == self._shown)
         self._shown = shown
         self.summary.say(view.describe())
         self.notes.value = notes_html(view.notes)
         self.table.show(view.table(), "Signals")
+        self._judged(log)
+
+    def _judged(self, log: LogTrace | None) -> None:
+        """Have the run judged, and offer to reproduce what departs; a result of another run goes."""
+        self.verdict.ask(log)
+        verdict = self.verdict.of(log)
+        self.reproduce.show(bool(verdict and verdict.causes))
+        if log is not self._reproduced:
+            self._reproduced = log
+            self.reproduce.clear()
+
+    def _failing(self) -> Failing:
+        verdict = self.verdict.diagnosis
+        if verdict is None or verdict.detection.verdict != ALARM:
+            raise MoeproxyError("no run that departs is shown", remedy="read one, and wait for its verdict")
+        named = [(cause.fault, *cause.consequences) for cause in verdict.causes]
+        return Failing(self.log, self.verdict.healthy, tuple(fault for faults in named for fault in faults))
+
+    def _lay_over(self, model: str, words: str) -> None:
+        self.pair.choose(model, words)
 
     def _offer(self, log: LogTrace) -> None:
         """Fill the lists of signals and columns, when they have changed."""
@@ -253,6 +287,8 @@ class LogPanel:
                 self.notes,
                 self.summary.widget,
                 self.table.widget,
+                self.verdict.widget,
+                self.reproduce.widget,
             ]
         )
 

@@ -141,7 +141,7 @@ class Training:
 def training(monkeypatch: pytest.MonkeyPatch) -> Training:
     made = Training()
     monkeypatch.setattr(live_runs, "sweep", made)
-    monkeypatch.setattr("moeproxy.view.apps.faults._LOOK_S", 0.05)
+    monkeypatch.setattr("moeproxy.view.apps.live_work.LOOK_S", 0.05)
     return made
 
 

@@ -1,0 +1,101 @@
+"""What a study of remedies keeps: results, runs, and a page whose numbers are those of the results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from moeproxy.errors import ComparisonError
+from moeproxy.triage.remedy_page import page
+from moeproxy.triage.remedy_recorded import PAGE, SCORES, STUDY, TABLE, RemedyStudy
+from moeproxy.triage.remedy_result import Kind, Remedy, Trial
+from moeproxy.triage.severity import Severity
+from tests.triage import study_synthetic as made
+
+ILL, BETTER, HEALTHY = Severity(0.3, 0.9, 0.0), Severity(0.0, 0.3, 0.0), Severity(0.0, 0.0, 0.0)
+
+
+def trial(name: str, kind: Kind, after: Severity | None, *, accepted: bool = False, harmful: bool = False) -> Trial:
+    words = "kept" if accepted else "rolled back, no better: severity"
+    return Trial(name, kind, ILL, after, 0.01, accepted, harmful, after == HEALTHY, words)
+
+
+def found(cause: str, *trials: Trial, model: str = "cluster-16", before: Severity = ILL) -> Remedy:
+    return Remedy(model, cause, 0, 12, before, 0.01, trials, ("tis",), 1.5, {"versions": {}})
+
+
+KEPT = trial("lower_rate", "mitigation", BETTER, accepted=True)
+MENDED = trial("rescore", "repair", HEALTHY, accepted=True)
+WORSE = trial("stronger_kl", "mitigation", Severity(1.0, 1.0, 0.0), harmful=True)
+STUDIED = RemedyStudy(
+    (found("kl_sign", WORSE, KEPT, MENDED), found("kl_explosion", WORSE), found("delayed_credit", before=HEALTHY)),
+    (found("kl_sign", replace(KEPT, accepted=False, harmful=True), MENDED, model="original"),),
+)
+
+
+def run(remedy: str, model: str = "cluster-16", fault: str = "kl_sign") -> made.Trace:
+    trace = made.run(model, 0, fault=fault, effect={"kl": 9}, onset=12)
+    return made.Trace(trace.steps, trace.trajectories, replace(trace.provenance, remedies=((remedy, 12),)))
+
+
+def test_a_study_survives_its_folder(tmp_path: Path) -> None:
+    runs = [run("lower_rate"), run("rescore"), run("lower_rate", "original")]
+    loaded = RemedyStudy.load(STUDIED.save(tmp_path / "s", runs))
+    assert loaded == STUDIED
+    assert loaded.found("cluster-16", "kl_sign") == STUDIED.proxies[0]
+    assert loaded.found("original", "kl_sign", 0) == STUDIED.originals[0]
+    assert loaded.found("original", "kl_sign", 1) is loaded.found("original", "kl_explosion") is None
+    assert loaded.faults == ("kl_sign", "kl_explosion", "delayed_credit")
+    assert loaded.models == ("cluster-16", "original")
+    kept = loaded.treated("original", "kl_sign", 0, "lower_rate")
+    assert kept is not None
+    pd.testing.assert_frame_equal(kept.steps, runs[2].steps)
+    assert (kept.provenance.source, kept.provenance.remedies) == ("recorded", (("lower_rate", 12),))
+    assert loaded.treated("original", "kl_sign", 0, "rescore") is None
+    assert repr(loaded) == "RemedyStudy(3 failures treated on a proxy, 1 on the original)"
+
+
+def test_its_tables_hold_its_trials(tmp_path: Path) -> None:
+    STUDIED.save(tmp_path)
+    assert len(pd.read_csv(tmp_path / TABLE)) == 3 + 1 + 1 + 2
+    assert pd.read_csv(tmp_path / SCORES, index_col="kind").loc["any", "mitigated"] == 0.5
+    assert (tmp_path / PAGE).read_text(encoding="utf-8").startswith("# Which remedies help")
+    assert RemedyStudy.load(tmp_path).treated("cluster-16", "kl_sign", 0, "lower_rate") is None
+
+
+def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
+    (tmp_path / STUDY).write_text('{"format": "other", "version": 1}')
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ComparisonError, match="no study of remedies"):
+            RemedyStudy.load(folder)
+    with pytest.raises(ComparisonError, match="0 remedies"):
+        STUDIED.save(tmp_path, [made.run("cluster-16", 0)])
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    text = page(STUDIED.proxies, STUDIED.originals, {"kl_sign": "FA"})
+    front, _, back = text.partition("## Tried and rolled back")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in front.splitlines() if line[:1] == "|"]
+    by_kind = {row[0]: row[1:] for row in rows}
+    #                               ill      mitigated healthy bit   change trials harm kept  there helps harms
+    assert by_kind["mitigation"] == ["2 of 3", "50%", "0%", "0%", "-38%", "3", "67%", "0%", "1", "0%", "100%"]
+    assert by_kind["repair"] == ["2 of 3", "50%", "50%", "50%", "-50%", "1", "0%", "0%", "1", "100%", "0%"]
+    assert "missed, 50% by any remedy and 50% without replacing the broken part" in text
+    assert "46.25%" in text
+    by_fault = {row[1]: row for row in rows if row[1].startswith("`")}
+    assert by_fault["`kl_sign`"][3:8] == ["0.400", "`lower_rate`", "0.100", "`rescore`", "**0.000**"]
+    assert by_fault["`kl_sign`"][8:] == ["0.400", "0.100, harms", "**0.000**"]
+    assert by_fault["`delayed_credit`"][3] == "0.000, not ill"
+    assert re.findall(r"\| (\S+) \| `(\w+)` \| 0 \| `(\w+)`", back) == [
+        ("cluster-16", "kl_sign", "stronger_kl"),
+        ("cluster-16", "kl_explosion", "stronger_kl"),
+        ("original", "kl_sign", "lower_rate"),
+    ]
+
+
+def test_a_page_of_nothing_has_no_number() -> None:
+    assert "No run was ill." in page([])
