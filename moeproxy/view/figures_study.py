@@ -16,7 +16,8 @@ from moeproxy.triage.study_measures import NONE
 from moeproxy.triage.study_result import Study
 from moeproxy.view.style import GREY, finish, method_colour, method_symbol, model_colours
 
-_AXES = {"seconds_per_step": "seconds a step", "params": "parameters", "n_experts": "experts kept in each layer"}
+_AXES = {"params": "parameters", "n_experts": "experts kept in each layer"}
+_BESIDE = 0.7  # of models with equally many experts, in experts: far enough to see each, near enough to read as one
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star")
 
 
@@ -143,19 +144,21 @@ def cost_fidelity(study: Study, level: str, *, costs: pd.DataFrame | None = None
     Args:
         study: the fidelity study.
         level: level of strength.
-        costs: columns `model` and `params`, parameters of each model; by default seconds a step of the recorded runs,
-            or experts kept where those were not logged.
+        costs: columns `model` and `params`, parameters of each model; by default the experts kept in each layer.
+            Seconds a step of recorded runs are no measure: they depend on what else the machine did.
 
     Raises:
         MoeproxyError: the study has no such level.
     """
     table = _models(study, level)
-    table, measure = _with_cost(table, study, costs)
-    figure = go.Figure([_point(row, measure) for row in rows(table)])
+    table, measure = _with_cost(table, costs)
+    figure = go.Figure([_point(row, measure) for row in rows(table.assign(place=_places(table[measure], measure)))])
     figure.add_hline(
         y=study.chance(level), line={"color": GREY, "dash": "dot", "width": 1.5}, annotation={"text": "chance"}
     )
     figure.update_xaxes(title_text=_AXES[measure], rangemode="tozero")
+    if measure == "n_experts":
+        figure.update_xaxes(tickvals=sorted(set(table[measure])), range=[-3, max(table[measure]) + 3])
     figure.update_yaxes(title_text="right fault found", range=[-0.04, 1.06])
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -0.24, "yanchor": "top"})
     told = ", ".join(f"{row['model']} {row[measure]:.3g} and {row['top1']:.2f}" for row in rows(table))
@@ -190,13 +193,13 @@ def _dots(row: dict[str, Any]) -> go.Scatter:
 
 def _point(row: dict[str, Any], measure: str) -> go.Scatter:
     return go.Scatter(
-        x=[row[measure]],
+        x=[row["place"]],
         y=[row["top1"]],
         name=row["model"],
         mode="markers",
         marker=_marker(row),
         error_y=_bars(row),
-        hovertemplate=f"{row['model']}: {_AXES[measure]} %{{x:.3g}}, found %{{y:.2f}}<extra></extra>",
+        hovertemplate=f"{row['model']}: {_AXES[measure]} {row[measure]:.3g}, found %{{y:.2f}}<extra></extra>",
     )
 
 
@@ -269,10 +272,16 @@ def _responses_alt(at: Any, shown: Sequence[str], signals: Sequence[str], fault:
     return f"Responses to {fault} over their thresholds, bars from lowest to highest seed. {'; '.join(parts)}."
 
 
-def _with_cost(table: Any, study: Study, costs: pd.DataFrame | None) -> tuple[Any, str]:
+def _places(cost: pd.Series, measure: str) -> pd.Series:
+    """Return where to draw each model: models with equally many experts beside each other, not over each other."""
+    if measure != "n_experts":
+        return cost
+    alike = cost.groupby(cost)
+    return cost + _BESIDE * (alike.cumcount() - (alike.transform("size") - 1) / 2)
+
+
+def _with_cost(table: Any, costs: pd.DataFrame | None) -> tuple[Any, str]:
     if costs is not None:
         known: Any = costs.set_index("model")["params"]
         return table.assign(params=table["model"].map(known)).dropna(subset=["params"]), "params"
-    seconds = dict(study.provenance.get("seconds_per_step", {}))
-    timed = table.assign(seconds_per_step=table["model"].map(seconds))
-    return (timed, "seconds_per_step") if timed["seconds_per_step"].notna().all() else (table, "n_experts")
+    return table, "n_experts"
