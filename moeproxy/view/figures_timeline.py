@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -11,7 +12,7 @@ from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMIL
 from moeproxy.view.timeline import ACTIONS, ATTEMPT, DOWN, FAILED, NOT_FINITE, ONSET, RESUMED, UP, Moment, Timeline
 
 ROW_PX = 27
-_TOP_PX, _BOTTOM_PX = 66, 130
+_TOP_PX, _AXIS_PX, _ENTRY_PX = 66, 70, 22
 _BAR = {ATTEMPT: (BLUE, 9)}
 _MARKS = {
     ONSET: ("line-ns", BLACK),
@@ -110,19 +111,18 @@ def _uprights(figure: go.Figure, timeline: Timeline) -> None:
 
 def _finished(figure: go.Figure, timeline: Timeline, name: str) -> go.Figure:
     rows = timeline.rows
-    height = _TOP_PX + _BOTTOM_PX + ROW_PX * len(rows) 
+    plot_px = ROW_PX * max(len(rows), 1)
+    entries = sum(bool(trace.showlegend is not False) for trace in figure.data)  # pyright: ignore
+    bottom_px = _AXIS_PX + _ENTRY_PX * math.ceil(entries / 2)  # two beside each other in a single column
     first, last = timeline.span
     room = max(1, last - first) * 0.03
-    top, bottom = len(rows) - 0.4, -0.6
-    figure.update_yaxes(categoryorder="array", categoryarray=[literal(row) for row in rows[::-1]], range=[bottom, top])
+    order = [literal(row) for row in rows[::-1]]
+    figure.update_yaxes(categoryorder="array", categoryarray=order, range=[-0.6, len(rows) - 0.4])
     figure.update_xaxes(title={"text": "step", "font": {"size": 14}}, range=[first - room, last + room])
-    plot_px = height - _TOP_PX - _BOTTOM_PX
-    legend = {"orientation": "h", "x": 0, "y": -64 / plot_px, "yanchor": "top"}
-    figure.update_layout(legend=legend)
-    title = f"What happened when: {literal(name)}"
-    table = timeline.table()
-    finish(figure, title=title, alt=_alt(timeline, name), table=table, height=height, top=_TOP_PX)
-    return figure.update_layout(margin_b=_BOTTOM_PX)
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": -64 / plot_px, "yanchor": "top"})
+    title, height = f"What happened when: {literal(name)}", _TOP_PX + plot_px + bottom_px
+    finish(figure, title=title, alt=_alt(timeline, name), table=timeline.table(), height=height, top=_TOP_PX)
+    return figure.update_layout(margin_b=bottom_px)
 
 
 def _alt(timeline: Timeline, name: str) -> str:
