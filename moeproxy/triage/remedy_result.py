@@ -20,7 +20,7 @@ from moeproxy.triage.severity import Healthy, Severity, severity
 
 Kind = Literal["mitigation", "repair"]
 KINDS: tuple[Kind, ...] = ("mitigation", "repair")
-_FORMAT, _VERSION = "moeproxy.remedy", 1
+FORMAT, VERSION = "moeproxy.remedy", 1
 
 LEAST_CHANGE = 0.1
 """Share of the severity by which it must change at least: two runs that are equally ill differ by more than healthy
@@ -168,7 +168,7 @@ class Remedy:
     def save(self, path: str | Path) -> Path:
         """Write the result to a JSON file, atomically, and return its path."""
         with atomic_file(path) as temporary:
-            stored = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+            stored = {"format": FORMAT, "version": VERSION, **asdict(self)}
             temporary.write_text(json.dumps(stored, indent=1, allow_nan=False), encoding="utf-8")
         return Path(path)
 
@@ -181,7 +181,7 @@ class Remedy:
         """
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (stored.pop("format"), stored.pop("version")) != (_FORMAT, _VERSION):
+            if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
                 raise ValueError("another format or version")
             parts = {
                 "before": Severity(**stored["before"]),

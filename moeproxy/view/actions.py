@@ -124,4 +124,3 @@ def _moment(text: str) -> datetime:
         raise MoeproxyError(
             f"an action at the time {text!r}", expected="date and time like 2026-11-30 03:40, or nothing"
         ) from error
-

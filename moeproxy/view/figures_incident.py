@@ -22,7 +22,7 @@ from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, co
 MOST_PANELS = 4
 """Panels of one figure: in a single column they fill two thirds of a page."""
 
-_PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 104, 106
+_PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 84, 106
 _TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
 _BAND = "rgba(118,118,118,0.25)"
 
@@ -61,7 +61,9 @@ def signals_figure(incident: Incident, judged: Judgement, *, actions: Sequence[A
     """
     panels = _panels(judged, incident.healthy)
     titles = [_heading(panel) for panel in panels]
-    figure = make_subplots(rows=len(panels), shared_xaxes=True, subplot_titles=titles, vertical_spacing=_gap(len(panels)))
+    figure = make_subplots(
+        rows=len(panels), shared_xaxes=True, subplot_titles=titles, vertical_spacing=_gap(len(panels))
+    )
     for row, panel in enumerate(panels, start=1):
         for trace in _traces(panel, row == 1):
             figure.add_trace(trace, row=row, col=1)

@@ -274,4 +274,3 @@ def _axes(row: int) -> tuple[str, str]:
 
 def _long(axis: str) -> str:
     return f"yaxis{axis[1:]}"
-

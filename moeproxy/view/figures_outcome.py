@@ -35,18 +35,18 @@ def match_figure(result: Reproduction) -> go.Figure:
         line = {"color": GREY, "width": 2, "dash": "dash"}
         ends = {"x": [result.background] * 2, "y": [labels[0], labels[-1]], "mode": "lines", "line": line}
         figure.add_trace(go.Scatter(ends, name=name, hovertemplate="others below %{x:.2f}<extra></extra>"))
-    lowest = min([0.0, result.background, *(one.match for one in matched)], key=lambda v: math.inf if math.isnan(v) else v)
+    lowest = min(
+        [0.0, result.background, *(one.match for one in matched)], key=lambda v: math.inf if math.isnan(v) else v
+    )
     title = {"text": "match (cosine), confidence", "font": {"size": 14}}
     figure.update_xaxes(title=title, range=[lowest - 0.05, 1.06])
     _rows(figure, labels)
-    columns = ("fault", "match", "confidence", "strength", "n_recorded", "n_live")
-    table = pd.DataFrame([{name: getattr(one, name) for name in columns} for one in result.candidates])
     height = _height(len(labels))
     finish(
         figure,
         title=f"Which fault makes {literal(result.model)} fail alike",
         alt=_match_alt(result),
-        table=table.round({"match": 3, "confidence": 3}),
+        table=pd.DataFrame([_candidate(one) for one in result.candidates]),
         height=height,
         top=_TOP_PX,
     )
@@ -110,6 +110,19 @@ def severity_table(remedy: Remedy) -> pd.DataFrame:
     return pd.DataFrame(rows).round(3)
 
 
+def _candidate(one: Candidate) -> dict[str, object]:
+    return {
+        "fault": one.fault,
+        "match": None if math.isnan(one.match) else round(one.match, 3),
+        "confidence": round(one.confidence, 3),
+        "strength": one.strength,
+        "recorded runs": one.n_recorded,
+        "new runs": one.n_live,
+        "alike": ", ".join(one.agree),
+        "unlike": ", ".join(one.differ),
+    }
+
+
 def _dots(points: Sequence[tuple[Candidate, float]], name: str, symbol: str, colour: str) -> go.Scatter:
     return go.Scatter(
         x=[value for _, value in points],
@@ -148,7 +161,9 @@ def _height(n_rows: int) -> int:
 
 def _match_alt(result: Reproduction) -> str:
     told = [f"{c.fault} {'no run' if math.isnan(c.match) else f'{c.match:.2f}'}" for c in result.candidates]
-    limit = "" if math.isnan(result.background) else f"; 95% of runs with other faults stay below {result.background:.2f}"
+    limit = (
+        "" if math.isnan(result.background) else f"; 95% of runs with other faults stay below {result.background:.2f}"
+    )
     return f"Match of the failing run with runs of {result.model}: {', '.join(told)}{limit}."
 
 

@@ -130,7 +130,9 @@ def _alt(timeline: Timeline, name: str) -> str:
     onsets = [str(moment.step) for moment in timeline.moments if moment.kind == ONSET]
     parts.append(f"onset at step {' and '.join(onsets)}" if onsets else "no onset")
     alarms = [moment for moment in timeline.moments if moment.kind in (UP, DOWN, NOT_FINITE)]
-    parts.append(counted(len(alarms), "alarm") + (f" drawn of {len(alarms) + timeline.beyond}" if timeline.beyond else ""))
+    parts.append(
+        counted(len(alarms), "alarm") + (f" drawn of {len(alarms) + timeline.beyond}" if timeline.beyond else "")
+    )
     done = [f"{m.number} {m.kind} at step {m.step}" for m in timeline.moments if m.row.startswith(ACTIONS)]
     parts += [f"actions: {', '.join(done)}"] if done else []
     parts += [f"{counted(len(timeline.aside), 'action')} without a step only in the table"] if timeline.aside else []

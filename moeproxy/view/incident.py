@@ -58,6 +58,7 @@ class Incident:
 
     Args:
         name: of the run.
+        run: as it was read.
         judgements: of its attempts, in order; empty for a log without metrics.
         healthy: runs that it was judged by; empty when it was judged alone.
         resumes, failures: what befell it, by step.
@@ -67,6 +68,7 @@ class Incident:
     """
 
     name: str
+    run: Run
     judgements: tuple[Judgement, ...]
     healthy: tuple[Trace, ...] = ()
     resumes: tuple[Event, ...] = ()
@@ -87,7 +89,9 @@ class Incident:
         return next((one for one in self.judgements if one.alarmed), self.judgements[-1] if self.judgements else None)
 
 
-def incident(run: Run, healthy: Sequence[Run] = (), *, name: str = "", facts: Mapping[str, Any] | None = None) -> Incident:
+def incident(
+    run: Run, healthy: Sequence[Run] = (), *, name: str = "", facts: Mapping[str, Any] | None = None
+) -> Incident:
     """Judge a run, and what its log held before each resume, for a report.
 
     Args:
@@ -107,10 +111,10 @@ def incident(run: Run, healthy: Sequence[Run] = (), *, name: str = "", facts: Ma
     called = name or (str(run.provenance) if isinstance(run, Trace) else run.info.name)
     notes = () if isinstance(run, Trace) else run.info.notes
     if isinstance(run, LogTrace) and not run.has_metrics:
-        return Incident(called, (), notes=notes, contents=run.contents, facts=told)
+        return Incident(called, run, (), notes=notes, contents=run.contents, facts=told)
     good = tuple(traces_of(healthy))
     resumes = [] if isinstance(run, Trace) else [Event(resume.step, str(resume)) for resume in run.info.resumes]
-    return Incident(called, _judged(run, good), good, tuple(resumes), failures(run), tuple(notes), facts=told)
+    return Incident(called, run, _judged(run, good), good, tuple(resumes), failures(run), tuple(notes), facts=told)
 
 
 def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **reading: Any) -> tuple[Incident, ...]:

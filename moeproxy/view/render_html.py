@@ -117,8 +117,8 @@ def _block(block: Block, numbers: count[int], images: Images) -> str:
     return _figure(block, number, images.of.get(number, ()))
 
 
-def _folded(summary: str, inside: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary>{inside}</details>"
+def _folded(summary: str, inside: str, open_: bool = False) -> str:
+    return f"<details{' open' if open_ else ''}><summary>{_text(summary)}</summary>{inside}</details>"
 
 
 def _figure(block: Figure, number: int, images: Sequence[Image]) -> str:
@@ -127,7 +127,7 @@ def _figure(block: Figure, number: int, images: Sequence[Image]) -> str:
     plot = to_html(bare, full_html=False, include_plotlyjs=False, config=_CONFIG, div_id=f"plot-{number}")
     alt = html.escape(describe(block.figure), quote=True)
     table = _table(Table(f"Data of figure {number}", data_table(block.figure)), tall=False)
-    folded = _folded(f"Data of figure {number} as a table", table)
+    folded = _folded(f"Data of figure {number} as a table", table, block.open)
     said = f"{_text(block.caption)} {_text(describe(block.figure))}"
     return (
         f'<figure><div class="plot"><div role="img" aria-label="{alt}" style="min-width:{width}px">'

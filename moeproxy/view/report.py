@@ -13,7 +13,7 @@ from moeproxy.view.report_images import Images, make_images
 from moeproxy.view.report_input import ReportInput
 from moeproxy.view.sections import compose
 
-__all__ = ["ReportInput", "compose", "write_document", "write_report"]
+__all__ = ["ReportInput", "check_place", "compose", "write_document", "write_report"]
 
 PAGE = "index.html"
 _NAMES = ("report.json", "report.md", PAGE)
@@ -59,7 +59,7 @@ def write_document(
         MoeproxyError: the folder cannot be written, or a file in it was edited or is not of a report.
     """
     place = Path(folder)
-    check_folder(place, _NAMES)
+    check_place(place)
     drawn = make_images(document, progress) if images else Images()
     texts = {
         "report.json": render_json(document, drawn),
@@ -68,3 +68,12 @@ def write_document(
     }
     write_files(place, {name: text.encode() for name, text in texts.items()} | dict(drawn.files))
     return place / PAGE
+
+
+def check_place(folder: str | Path) -> None:
+    """Raise what `write_document` would because of what lies in the folder, before the work of a report.
+
+    Raises:
+        MoeproxyError: it is no folder, or a file in it was edited or is not of a report.
+    """
+    check_folder(Path(folder), _NAMES)

@@ -38,11 +38,12 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
         _check(folder, files, before)
         hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         # Both generations are known while files are replaced: a report that was cut short can be written again.
-        _write(folder / LIST, _text({name: [*before.get(name, []), hashes[name]] for name in hashes} | _others(before, hashes)))
+        both = {name: [*before.get(name, []), value] for name, value in hashes.items()}
+        _write(folder / LIST, _text(both | _others(before, hashes)))
         for name, content in files.items():
             _write(folder / name, content)
-        left = _remove(folder, {name: known for name, known in before.items() if name not in files})
-        _write(folder / LIST, _text({name: [value] for name, value in hashes.items()} | left))
+        _remove(folder, _others(before, hashes))
+        _write(folder / LIST, _text({name: [value] for name, value in hashes.items()}))
     except OSError as error:
         raise MoeproxyError(
             f"the report cannot be written ({error.strerror or error})",
@@ -112,13 +113,12 @@ def _others(before: Mapping[str, list[str]], hashes: Mapping[str, str]) -> dict[
     return {name: known for name, known in before.items() if name not in hashes}
 
 
-def _remove(folder: Path, files: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Remove what an earlier report wrote and nobody changed; return what stays."""
+def _remove(folder: Path, files: Mapping[str, list[str]]) -> None:
+    """Remove what an earlier report wrote and nobody changed; what was changed is somebody's now."""
     for name, known in files.items():
         path = folder / name
         if ".." not in Path(name).parts and path.is_file() and not path.is_symlink() and sha256_file(path) in known:
             path.unlink()
-    return {}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -82,6 +82,7 @@ def _drawn(figures: list[Figure], browser: ImageBrowser, progress: Progress | No
     words = (
         f"Every figure is beside this page for print: {sizes} wide, SVG, PDF and PNG ({DPI} dots an inch), type of "
         f"{LEAST_PT:g} points at least; one whose type would be smaller is made for a double column only. Fonts are in "
-        f"the PDF, and in the SVG as a subset for browsers ({family()}); Inkscape and Illustrator take the installed font."
+        f"the PDF, and in the SVG as a subset for browsers ({family()}); "
+        "Inkscape and Illustrator take the installed one."
     )
     return Images(of, files, words)

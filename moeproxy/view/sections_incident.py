@@ -60,6 +60,8 @@ def incident_lead(result: ReportInput) -> Iterable[str]:
 
 def incident_sections(result: ReportInput) -> Iterable[Section]:
     """Yield the sections of every run; those of several runs carry their names."""
+    if result.actions or result.notes or result.authors:
+        yield Section("What the authors say", tuple(_said(result)))
     for one in result.incidents:
         suffix = f": {one.name}" if len(result.incidents) > 1 else ""
         if one.main is None:
@@ -69,8 +71,6 @@ def incident_sections(result: ReportInput) -> Iterable[Section]:
         yield Section(f"What was seen{suffix}", tuple(_seen(one, result.actions)))
         if one.main.alarmed:
             yield Section(f"Probable cause{suffix}", tuple(_causes(one, one.main.diagnosis)))
-    if result.actions or result.notes or result.authors:
-        yield Section("What the authors say", tuple(_said(result)))
 
 
 def incident_limits(result: ReportInput) -> Iterable[str]:
@@ -162,8 +162,7 @@ def _timeline(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
             f"The run was resumed, so its log holds {counted(count, 'attempt')}. Each is judged as it stood in the log "
             "when the next one began; what a resume replaced is judged too."
         )
-    yield Figure("Attempts, onset, alarms and actions by step.", timeline_figure(drawn, one.name))
-    yield Table("What happened, by step", drawn.table(), folded=len(drawn.moments) > 12)
+    yield Figure("Attempts, onset, alarms and actions by step.", timeline_figure(drawn, one.name), open=True)
 
 
 def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
@@ -171,16 +170,17 @@ def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
     for judged in one.judgements:
         detection = judged.diagnosis.detection
         if several:
-            yield Heading(f"{judged.label}, steps {judged.steps[0]} to {judged.steps[1]}")
+            yield Heading(f"{judged.label.capitalize()}, steps {judged.steps[0]} to {judged.steps[1]}")
         yield Text(detection.sentences[0])
         for sentence in judged.diagnosis.wrong_metrics:
             yield Text(f"The metric itself looks wrong: {sentence}")
         if detection.alarms:
-            caption = "The signals that departed first"
-            yield Figure(f"{caption}.", signals_figure(one, judged, actions=in_order(actions)))
-            yield Table("Alarms, the earliest first", _alarm_table(detection.alarms))
-            yield Text(_size_words(detection))
-        elif not several and len(judged.trace.steps):
+            # Steps of several attempts overlap, and an action belongs to one of them: nobody says which.
+            marked = () if several else in_order(actions)
+            yield Figure("The signals that departed first.", signals_figure(one, judged, actions=marked))
+            yield Table("Alarms, the earliest first", _filled([_alarm_row(alarm) for alarm in detection.alarms]))
+            yield from _size_words(detection)
+        elif not several and detection.signals:
             yield Figure("The usual signals.", signals_figure(one, judged, actions=in_order(actions)))
         if detection.notes:
             yield Points(detection.notes)
@@ -189,14 +189,17 @@ def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
         yield Points(one.notes)
 
 
-def _size_words(detection: Detection) -> str:
-    units = dict.fromkeys(alarm.size_in for alarm in detection.alarms)
-    said = [_UNITS.get(unit, f"Size is counted in {unit}.") for unit in units]
-    return " ".join([*said, "The last column says how many times it exceeds what healthy runs reach."])
+def _size_words(detection: Detection) -> Iterable[Block]:
+    units = dict.fromkeys(alarm.size_in for alarm in detection.alarms if np.isfinite(alarm.size))
+    if units:
+        said = [_UNITS.get(unit, f"Size is counted in {unit}.") for unit in units]
+        yield Text(" ".join([*said, "“Times healthy” says how many times it exceeds what healthy runs reach."]))
 
 
-def _alarm_table(alarms: Sequence[Alarm]) -> pd.DataFrame:
-    return pd.DataFrame([_alarm_row(alarm) for alarm in alarms])
+def _filled(rows: list[dict[str, object]]) -> pd.DataFrame:
+    """Return rows as a table without the columns in which none of them has anything."""
+    frame = pd.DataFrame(rows).astype(object)
+    return frame[[name for name in frame if any(row[name] is not None for row in rows)]]
 
 
 def _alarm_row(alarm: Alarm) -> dict[str, object]:
@@ -224,7 +227,8 @@ def _short(value: float) -> str:
 
 def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:
     if len(one.judgements) > 1 and one.main is not None:
-        yield Text(f"Of {one.main.label}.")
+        first, last = one.main.steps
+        yield Text(f"This is about {one.main.label}, steps {first} to {last}.")
     if diagnosis.unknown:
         yield Text(diagnosis.sentences[-1])
     if not diagnosis.causes:
@@ -232,7 +236,7 @@ def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:
     first = diagnosis.causes[0]
     if not diagnosis.unknown:
         yield from _first_cause(first)
-    yield Table("Faults that such a departure resembles", pd.DataFrame([_cause_row(c) for c in diagnosis.causes]))
+    yield Table("Faults that such a departure resembles", _filled([_cause_row(cause) for cause in diagnosis.causes]))
     yield Text(f"{_EVIDENCE} Compared with {counted(diagnosis.n_recorded, 'recorded run')}.")
     if first.supports or first.contradicts:
         yield Figure(f"What speaks for and against {first.fault}.", evidence_figure(diagnosis))
@@ -286,12 +290,18 @@ def _said(result: ReportInput) -> Iterable[Block]:
     yield from (Text(part) for note in result.notes for part in note.split("\n") if part.strip())
     if result.actions:
         ordered = in_order(result.actions)
-        yield Table("Actions, numbered as in the figures", pd.DataFrame([_action(n, a) for n, a in enumerate(ordered, 1)]))
+        yield Table("Actions, numbered as in the figures", _filled([_action(n, a) for n, a in enumerate(ordered, 1)]))
 
 
 def _action(number: int, action: Action) -> dict[str, object]:
     step = None if action.step is None else str(action.step)
-    return {"no.": str(number), "step": step, "time": action.time or None, "kind": KINDS[action.kind], "what": action.text}
+    return {
+        "no.": str(number),
+        "step": step,
+        "time": action.time or None,
+        "kind": KINDS[action.kind],
+        "what": action.text,
+    }
 
 
 def _modes(result: ReportInput) -> list[str]:
@@ -316,8 +326,8 @@ def _scores(mode: str) -> Iterable[str]:
         if "recall" in row:
             yield (
                 f"Judged {mode}, {row['recall']:.0%} of {row['runs']} recorded runs with a clear fault alarm, and "
-                f"{row['false_alarms_per_1000_steps']:.2f} false alarms come on 1,000 healthy steps; the onset is right "
-                f"within 2 steps in {row['onset_within_2']:.0%}."
+                f"{row['false_alarms_per_1000_steps']:.2f} false alarms come on 1,000 healthy steps; the onset is "
+                f"right within 2 steps in {row['onset_within_2']:.0%}."
             )
         else:
             yield (

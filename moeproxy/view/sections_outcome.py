@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -11,9 +10,9 @@ import pandas as pd
 
 from moeproxy.triage.jsonable import plain
 from moeproxy.triage.remedy_result import Remedy
-from moeproxy.triage.reproduction import Candidate, Reproduction
+from moeproxy.triage.reproduction import Reproduction
 from moeproxy.view.document import Block, Figure, Section, Table, Text
-from moeproxy.view.figures_outcome import match_figure, outcome, severity_figure, severity_table
+from moeproxy.view.figures_outcome import match_figure, outcome, severity_figure
 from moeproxy.view.report_input import ReportInput
 from moeproxy.view.style import counted
 
@@ -22,8 +21,8 @@ _MATCH = (
     "direction, 0 none in common."
 )
 _SEVERITY = (
-    "Severity is 0 for a run as healthy ones are and 1 for one that is as bad as can be: the mean of the share of reward "
-    "lost, of how far groups of signals depart, and of the share of steps that are not finite. A remedy is kept when "
+    "Severity is 0 for a run as healthy ones are and 1 for one that is as bad as can be: the mean of the share of "
+    "reward lost, of how far groups of signals depart, and of the share of steps that are not finite. A remedy is kept when "
     "severity falls by more than healthy runs differ by and by a tenth at least, and neither reward nor finite steps "
     "are lost."
 )
@@ -73,8 +72,7 @@ def _reproduction(one: Reproduction) -> Iterable[Block]:
         yield Text(f"Not run: {one.model} had no candidate.", note=True)
         return
     yield Text(one.sentences[0])
-    yield Figure(f"Match of the failing run with {one.model}, by injected fault.", match_figure(one))
-    yield Table(f"Candidates on {one.model}", pd.DataFrame([_candidate(c) for c in one.candidates]))
+    yield Figure(f"Match of the failing run with {one.model}, by injected fault.", match_figure(one), open=True)
     onset = f"The failing run departs from step {one.onset}."
     spent = f" New runs took {one.minutes:.1f} minutes." if one.minutes else ""
     yield Text(f"{_MATCH} {onset}{spent}")
@@ -82,25 +80,12 @@ def _reproduction(one: Reproduction) -> Iterable[Block]:
     yield from (Text(sentence, note=True) for sentence in rest)
 
 
-def _candidate(one: Candidate) -> dict[str, object]:
-    return {
-        "fault": one.fault,
-        "match": None if math.isnan(one.match) else round(one.match, 3),
-        "from the trace alone": f"{one.confidence:.0%}",
-        "strength": one.strength,
-        "recorded runs": one.n_recorded,
-        "new runs": one.n_live,
-        "alike": ", ".join(one.agree) or None,
-        "unlike": ", ".join(one.differ) or None,
-    }
-
-
 def _remedy(one: Remedy) -> Iterable[Block]:
     yield Text(_told(one))
     if any(trial.after is not None for trial in one.trials):
-        yield Figure(f"Severity before and after each remedy, from step {one.onset} on.", severity_figure(one))
+        caption = f"Severity before and after each remedy, from step {one.onset} on, seed {one.seed}."
+        yield Figure(caption, severity_figure(one), open=True)
     if one.trials:
-        yield Table(f"Remedies for {one.cause} on {one.model}, seed {one.seed}", severity_table(one))
         words = [{"remedy": t.remedy, "outcome": outcome(t), "why": t.words} for t in one.trials]
         yield Table(f"Why each was kept or rolled back ({one.cause} on {one.model})", pd.DataFrame(words), folded=True)
     if one.not_tried:

@@ -1,8 +1,8 @@
 """Fonts of exported figures: which file of this machine they come from, and a part of it put into an SVG.
 
 A PDF holds the letters that it uses, since Chromium puts them there. An SVG holds text, so the font goes beside it as a
-data URI in a style sheet: the glyphs that occur, as WOFF. Browsers use it, and so do programs built on one; Inkscape and
-Illustrator take the installed font of that name instead (use the PDF there).
+data URI in a style sheet: the glyphs that occur, as WOFF. Browsers use it, and so do programs built on one; Inkscape
+and Illustrator take the installed font of that name instead (use the PDF there).
 """
 
 from __future__ import annotations
