@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-CONDA_NAMES = {"pytorch-cpu": "torch", "python-kaleido": "kaleido"}
+CONDA_NAMES = {"pytorch-cpu": "torch"}
 NOT_DEPENDENCIES = {"python", "pip"}
 
 

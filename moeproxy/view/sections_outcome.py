@@ -21,10 +21,9 @@ _MATCH = (
     "direction, 0 none in common."
 )
 _SEVERITY = (
-    "Severity is 0 for a run as healthy ones are and 1 for one that is as bad as can be: the mean of the share of "
-    "reward lost, of how far groups of signals depart, and of the share of steps that are not finite. A remedy is kept when "
-    "severity falls by more than healthy runs differ by and by a tenth at least, and neither reward nor finite steps "
-    "are lost."
+    "Severity is 0 for a run as healthy ones are and 1 for one that is as bad as can be: the mean of three shares, of "
+    "reward lost, of departure by groups of signals, and of steps that are not finite. A remedy is kept when severity "
+    "falls by more than healthy runs differ by and by a tenth at least, and neither reward nor finite steps are lost."
 )
 
 
