@@ -1,4 +1,4 @@
-"""Figures without their colours: what lightness is, what can be taken for another, and that our figures have nothing."""
+"""Figures without their colours: what lightness is, what looks alike then, and that no figure of ours does."""
 
 from __future__ import annotations
 
