@@ -19,7 +19,6 @@ from PIL import Image
 from moeproxy.errors import MoeproxyError
 from moeproxy.view import svg_fonts
 from moeproxy.view.document import Document, Figure, Section
-from moeproxy.view.figures_incident import signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import gather
 from moeproxy.view.image_browser import ImageBrowser, NoImages
