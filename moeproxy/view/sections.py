@@ -18,7 +18,7 @@ from moeproxy.view.sections_incident import (
     incident_limits,
     incident_sections,
 )
-from moeproxy.view.sections_outcome import outcome_data, outcome_lead, outcome_sections
+from moeproxy.view.sections_outcome import outcome_data, outcome_lead, outcome_limits, outcome_sections
 from moeproxy.view.sections_study import study_lead, study_sections
 from moeproxy.view.sections_verdict import verdict_blocks, verdict_lead
 
@@ -41,8 +41,10 @@ def compose(result: ReportInput) -> Document:
     }
     shown = [Section(title, tuple(blocks)) for title, (blocks, given) in general.items() if given or not result.brief]
     absent = [title for title, (_, given) in general.items() if not given] if result.brief else []
-    limits = (*result.limits, *incident_limits(result), *(() if absent and not result.comparisons else _LIMITS))
-    last = (Section("Limits", (Points(limits),)), Section("Provenance", tuple(_provenance(result, absent))))
+    usual = () if result.brief and not result.comparisons else _LIMITS
+    limits = (*result.limits, *incident_limits(result), *outcome_limits(result), *usual)
+    last = [Section("Limits", (Points(limits),))] if limits else []
+    last.append(Section("Provenance", tuple(_provenance(result, absent))))
     sections = (*incident_sections(result), *outcome_sections(result), *shown, *study_sections(result.study), *last)
     verdict = () if result.brief and not result.comparisons else verdict_lead(result.comparisons)
     lead = (*incident_lead(result), *outcome_lead(result), *verdict, *study_lead(result.study))

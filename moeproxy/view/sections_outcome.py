@@ -42,6 +42,14 @@ def outcome_sections(result: ReportInput) -> Iterable[Section]:
         yield Section("Remedies tried", tuple(block for one in result.remedies for block in _remedy(one)))
 
 
+def outcome_limits(result: ReportInput) -> Iterable[str]:
+    """Yield what a reproduction and a remedy on a model do not show."""
+    if result.reproductions:
+        yield "A match says that the proxy responds as the failing run does; another cause may have the same response."
+    for model in dict.fromkeys(one.model for one in result.remedies):
+        yield f"Remedies were tried on {model} with an injected fault; what helps there need not help the run itself."
+
+
 def outcome_data(result: ReportInput) -> dict[str, Any]:
     """Return the results as JSON values."""
     found = {

@@ -43,10 +43,13 @@ def test_a_run_that_was_never_resumed_has_no_other_attempt(tmp_path: Path) -> No
 
 
 def test_what_was_not_logged_stays_missing(tmp_path: Path) -> None:
-    rows = [{"step": 1, "actor/grad_norm": 1.0}, {"step": 2, "actor/grad_norm": 2.0, "actor/entropy": 0.5}]
-    rows += [{"step": step, "actor/grad_norm": 3.0, "actor/entropy": 0.25} for step in (1, 2, 3)]
+    rows: list[dict[str, float]] = []
+    for step in (1, 2, 3, 4, 5, 2, 3, 4, 5, 6):
+        rows.append({"step": step, "actor/grad_norm": 1.0, "critic/score/mean": 0.5})
+        if len(rows) in (2, 4) or len(rows) > 5:
+            rows[-1]["actor/entropy"] = 0.1 * len(rows)
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     (log,) = read(tmp_path / "x.jsonl")
     (first,) = attempts(log)
-    assert first.trace.missing("entropy").tolist() == [True, False]
-    assert first.trace.values("entropy")[1] == 0.5
+    assert first.trace.missing("entropy").tolist() == [True, False, True, False, True]
+    np.testing.assert_allclose(first.trace.values("entropy")[[1, 3]], [0.2, 0.4])
