@@ -45,7 +45,7 @@ def poisoned() -> Incident:
 
 @cache
 def beside() -> Incident:
-    """Return a run that departs from step 20 on, judged beside eight healthy ones."""
+    """Return a run with a fault from step 20 on, judged beside eight healthy ones."""
     healthy = [run("original", seed, n_experts=32) for seed in range(100, 108)]
     broken = run("original", 0, n_experts=32, fault="quiet_update", effect=FAULTS["quiet_update"])
     return incident(broken, healthy, name="quiet & <odd>")

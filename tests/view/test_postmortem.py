@@ -156,7 +156,7 @@ def test_signals_are_drawn_in_their_own_units_with_what_healthy_runs_do() -> Non
     (judged,) = found.judgements
     figure = signals_figure(found, judged, actions=(Action("x", step=30),))
     alarms = judged.diagnosis.detection.alarms
-    assert judged.diagnosis.detection.onset == 20
+    assert judged.diagnosis.detection.onset == 21, "one step after the fault sets in, a fifth of it at a time"
     lines = [trace for trace in figure.data if trace.name == "this run" and trace.x[0] is not None]
     assert len(lines) == 4
     drawn = [name for name in data_table(figure).columns[1:] if "," not in name]
@@ -171,8 +171,8 @@ def test_signals_are_drawn_in_their_own_units_with_what_healthy_runs_do() -> Non
     assert list(expected.y) == [alarm.expected] * 2
     assert list(expected.x) == list(alarm.shown)
     marks = [shape.x0 for shape in figure.layout.shapes]
-    assert set(marks) == {20, 30}
-    assert "beside 8 healthy runs, onset at step 20" in describe(figure)
+    assert set(marks) == {21, 30}
+    assert "beside 8 healthy runs, onset at step 21" in describe(figure)
     assert f"{first}, healthy low" in data_table(figure).columns
     assert figure.layout.title.text.endswith("quiet &amp; &lt;odd&gt;")
 
@@ -241,7 +241,7 @@ def test_names_and_notes_are_no_markup(tmp_path: Path) -> None:
     document = compose(gather([found], Words(evil, evil, (evil, "# a heading", "1. a list"), actions)))
     source = render_html(document)
     page = Page(source)
-    assert len(page.all("script")) == 1 + 2 * len(page.all("figure")), "plotly.js and its figures only"
+    assert len(page.all("script")) == 1 + len(page.all("figure")), "plotly.js and its figures only"
     assert not page.all("img")
     assert "<script>alert" not in source
     assert "onerror=alert(2)>" not in source.replace("onerror=alert(2)&gt;", "")
