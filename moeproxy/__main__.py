@@ -150,7 +150,33 @@ def _add_triage(triage: argparse.ArgumentParser) -> None:
         help="logs of good runs of the same model and settings, six or more runs in all",
     )
     triage.add_argument("--json", action="store_true", help="for programs")
+    _add_report(triage.add_argument_group("report", "one offline page with figures for print, to be sent around"))
     _add_mapping(triage)
+
+
+def _add_report(report: argparse._ArgumentGroup) -> None:
+    report.add_argument("--report", type=_path, default=None, metavar="DIR", help="write it into this folder")
+    report.add_argument("--title", default="")
+    report.add_argument("--authors", default="")
+    report.add_argument("--notes", type=_path, default=None, metavar="FILE", help="what you have to say, a text file")
+    report.add_argument(
+        "--actions", type=_path, default=None, metavar="CSV", help="what you did: columns step, time, kind, text"
+    )
+    report.add_argument(
+        "--with",
+        dest="results",
+        type=_path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="saved results that belong in it: reproductions, remedies, comparisons, a study, traces",
+    )
+    report.add_argument(
+        "--images",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="SVG, PDF and PNG of every figure (about a second each; needs kaleido and Chromium)",
+    )
 
 
 def _add_read(read: argparse.ArgumentParser) -> None:

@@ -9,15 +9,16 @@ import shutil
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moeproxy.errors import MoeproxyError, TraceError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.proxy.cost import Cost, cost
 from moeproxy.proxy.plan import allowed_counts, check_count
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # one imports torch, the other pandas
     from moeproxy.proxy.build import Proxy
+    from moeproxy.triage.logs import LogVerdict
 
 
 def inspect(options: Namespace) -> str:
@@ -191,11 +192,49 @@ def triage(options: Namespace) -> tuple[str, int]:
     from moeproxy.triage.logs import exit_code, judge_log
 
     reading = {"mapping": _mapping(options), "step": options.step, "framework": options.framework}
-    judged = judge_log(options.log, options.healthy, **reading)
-    text = "\n".join(one.text() for one in judged)
+    page = None
+    if options.report is None:
+        _check_no_words(options)
+        judged = judge_log(options.log, options.healthy, **reading)
+    else:
+        judged, page = _reported(options, reading)
+    text = "\n".join(one.text() for one in judged) or f"{options.log}: no run"
     if options.json:
         text = json.dumps([one.to_dict() for one in judged], indent=2)
-    return text or f"{options.log}: no run", exit_code(judged)
+    elif page is not None:
+        text += f"\nreport: {page}"
+    return text, exit_code(judged)
+
+
+def _check_no_words(options: Namespace) -> None:
+    given = [name for name in ("title", "authors", "notes", "actions", "results") if getattr(options, name)]
+    if given:
+        said = ", ".join("--with" if name == "results" else f"--{name}" for name in given)
+        raise MoeproxyError(f"{said} without --report", remedy="name the folder of the report, --report DIR")
+
+
+def _reported(options: Namespace, reading: dict[str, Any]) -> tuple[list[LogVerdict], Path]:
+    """Judge the runs of a log and write the report; the verdicts are those of the runs as their log ends."""
+    from moeproxy.triage.logs import verdict_of
+    from moeproxy.view.actions import read_actions
+    from moeproxy.view.gather import Words, postmortem
+    from moeproxy.view.report import check_place, compose, write_document
+
+    check_place(options.report)
+    notes = () if options.notes is None else (_read_notes(options.notes),)
+    actions = () if options.actions is None else read_actions(options.actions)
+    words = Words(options.title, options.authors, notes, actions)
+    found = postmortem(options.log, options.healthy, words=words, results=options.results, **reading)
+    page = write_document(compose(found), options.report, images=options.images)
+    last = [(one, one.judgements[-1].diagnosis if one.judgements else None) for one in found.incidents]
+    return [verdict_of(one.name, one.run, diagnosis) for one, diagnosis in last], page
+
+
+def _read_notes(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MoeproxyError(f"notes cannot be read ({error})", where=path, expected="a text file in UTF-8") from error
 
 
 def read_texts(path: Path, field: str) -> list[str]:

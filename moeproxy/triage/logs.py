@@ -85,10 +85,16 @@ def exit_code(judged: Sequence[LogVerdict]) -> int:
     return 1 if 1 in codes else max(codes, default=2)
 
 
-def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
+def verdict_of(name: str, run: Trace | LogTrace, diagnosis: Diagnosis | None) -> LogVerdict:
+    """Return the verdict on a run, with what its log says beside the metrics; no diagnosis where it has none."""
     if isinstance(run, Trace):
-        return LogVerdict(name, diagnose(run, healthy))
-    if not run.has_metrics:
+        return LogVerdict(name, diagnosis)
+    if diagnosis is None:
         return LogVerdict(name, None, run.contents)
     resumed = [f"{resume}; what it replaced is not judged" for resume in run.info.resumes]
-    return LogVerdict(name, diagnose(run, healthy), notes=(*run.info.notes, *resumed, *map(str, run.info.findings)))
+    return LogVerdict(name, diagnosis, notes=(*run.info.notes, *resumed, *map(str, run.info.findings)))
+
+
+def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
+    empty = isinstance(run, LogTrace) and not run.has_metrics
+    return verdict_of(name, run, None if empty else diagnose(run, healthy))

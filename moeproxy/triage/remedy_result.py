@@ -20,7 +20,7 @@ from moeproxy.triage.severity import Healthy, Severity, severity
 
 Kind = Literal["mitigation", "repair"]
 KINDS: tuple[Kind, ...] = ("mitigation", "repair")
-_FORMAT, _VERSION = "moeproxy.remedy", 1
+FORMAT, VERSION = "moeproxy.remedy", 1
 
 LEAST_CHANGE = 0.1
 """Share of the severity by which it must change at least: two runs that are equally ill differ by more than healthy
@@ -173,13 +173,13 @@ class Remedy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
-        return {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Remedy:
         """Return what `to_dict` wrote."""
         fields = dict(stored)
-        if (fields.pop("format"), fields.pop("version")) != (_FORMAT, _VERSION):
+        if (fields.pop("format"), fields.pop("version")) != (FORMAT, VERSION):
             raise ValueError("another format or version")
         parts = {
             "before": Severity(**fields["before"]),

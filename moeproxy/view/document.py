@@ -52,10 +52,17 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure made in `moeproxy.view.figures`, with a caption."""
+    """A figure made in `moeproxy.view.figures`, with a caption.
+
+    Args:
+        caption: what it shows; its text alternative, with the numbers, follows.
+        figure: the figure.
+        open: whether the table of its data is shown at once.
+    """
 
     caption: str
     figure: go.Figure
+    open: bool = False
 
 
 Block = Text | Heading | Points | Table | Figure

@@ -6,7 +6,6 @@ change, so a live figure is updated in place; `values` takes the part of the ste
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from moeproxy.view.log_events import Event
 from moeproxy.view.log_series import KINDS, Series
 from moeproxy.view.log_view import MAX_RUNS, MAX_SIGNALS, LogView, log_view
 from moeproxy.view.sampling import MAX_POINTS
-from moeproxy.view.style import BLACK, FONT, GREEN, GREY, GRID, INK, ORIGINAL, PROXY, PURPLE, finish
+from moeproxy.view.style import BLACK, FONT, GREEN, GREY, GRID, INK, ORIGINAL, PROXY, PURPLE, finish, literal
 
 LEAST_WIDTH_PX = 560
 _PANEL_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 165, 38, 112, 118
@@ -123,7 +122,7 @@ def values(view: LogView, seen: tuple[float, float] | None = None) -> list[Prope
         for slot in range(MAX_RUNS):
             run = view.runs[slot] if slot < len(view.runs) else None
             series = run.series.get(name) if run else None
-            new = _parts(series, _plain(run.label) if run else "", _COLOURS[slot], row == 0, low, high)
+            new = _parts(series, literal(run.label) if run else "", _COLOURS[slot], row == 0, low, high)
             if slot and series is not None:
                 new[-1]["y"] = [y + _ASIDE if y < 0.5 else y - _ASIDE for y in new[-1]["y"]]
             found += new
@@ -179,7 +178,7 @@ def _marks(series: Series, low: float, high: float, colour: str) -> Properties:
 def _lines(what: str, events: Sequence[Event], first: bool) -> Properties:
     """Return upright lines where something happened."""
     x = [value for event in events for value in (event.step, event.step, None)]
-    text = [part for event in events for part in (_plain(event.text), _plain(event.text), "")]
+    text = [part for event in events for part in (literal(event.text), literal(event.text), "")]
     name = {"resumes": "resumed here", "failures": "failure or early end", "onsets": "departs from here on"}[what]
     count = "" if what == "onsets" else f" ({len(events)})"  # the panels have different ones
     entry = {"name": f"{name}{count}", "showlegend": first and bool(events)}
@@ -257,8 +256,8 @@ def _heading(view: LogView, row: int, plot_px: int) -> Properties:
     if row >= len(view.signals):
         return {"text": "", **fixed}
     name = view.signals[row]
-    keys = dict.fromkeys(_plain(series.key) for series in view.drawn(name) if series.key != name)
-    lost = [_plain(run.label) for run in view.runs if name not in run.series]
+    keys = dict.fromkeys(literal(series.key) for series in view.drawn(name) if series.key != name)
+    lost = [literal(run.label) for run in view.runs if name not in run.series]
     parts = [f"<b>{name.replace('_', ' ')}</b>", *keys]
     parts += ["≠ defined differently in the two runs"] * (name in view.notes)
     parts += [f"{label} has none" for label in lost]
@@ -277,8 +276,3 @@ def _axes(row: int) -> tuple[str, str]:
 
 def _long(axis: str) -> str:
     return f"yaxis{axis[1:]}"
-
-
-def _plain(text: str) -> str:
-    """Plotly reads a few tags and entities in text; what comes from a log is shown as it stands there."""
-    return html.escape(text, quote=False)

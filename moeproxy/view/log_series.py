@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
-from moeproxy.traces.keys import FRAMEWORKS, GENERIC
+from moeproxy.traces.attempts import divisor
 from moeproxy.traces.logs.cells import NUMERIC, Status
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
@@ -184,7 +184,7 @@ def _replaced(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray, np.nd
     old = np.flatnonzero(has & ~counts)
     old = old[np.argsort(steps[old], kind="stable")]
     logged = pd.to_numeric(pd.Series(log.original[key].to_numpy()[old]), errors="coerce")
-    values = np.asarray(logged, np.float64) / _divisor(log, signal)
+    values = np.asarray(logged, np.float64) / divisor(log, signal)
     kept = np.isfinite(values) & (values != _now(log, signal, steps[old]))
     words = np.where(shown[old], "written again for the same step", "replaced after a resume").astype(object)
     places = {kind.name: steps[old[np.isin(states[old], kind.states)]] for kind in KINDS}
@@ -194,13 +194,3 @@ def _replaced(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def _now(log: LogTrace, signal: str, steps_R: np.ndarray) -> np.ndarray:
     return pd.Series(log.trace.values(signal), index=log.trace.steps.index).reindex(steps_R).to_numpy()
-
-
-def _divisor(log: LogTrace, signal: str) -> float:
-    """Return what logged numbers are divided by; the definition tells a user's mapping from the framework's own key."""
-    framework = FRAMEWORKS.get(log.info.framework, GENERIC)
-    name, definition = log.info.keys[signal], log.info.definitions[signal]
-    for key in framework.keys:
-        if key.signal == signal and key.definition == definition and name in framework.names(key.name):
-            return key.divisor
-    return 1.0

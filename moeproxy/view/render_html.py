@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from itertools import count
 
 import plotly.graph_objects as go
@@ -10,6 +11,7 @@ from plotly.io import to_html
 from plotly.offline import get_plotlyjs
 
 from moeproxy.view.document import Block, Document, Figure, Heading, Points, Section, Table, Text, cell
+from moeproxy.view.report_images import Image, Images
 from moeproxy.view.style import data_table, describe
 
 _CONFIG = {
@@ -63,10 +65,11 @@ _TAGS = {"live": '<span class="tag live">live</span>', "recorded": '<span class=
          "file": '<span class="tag">file</span>'}  # fmt: skip
 
 
-def render_html(document: Document) -> str:
-    """Return the page."""
-    numbers = count(1)
-    body = "".join(_section(section, numbers) for section in document.sections)
+def render_html(document: Document, images: Images | None = None) -> str:
+    """Return the page; images of its figures are linked, not held."""
+    numbers, made = count(1), images or Images()
+    body = "".join(_section(section, numbers, made) for section in document.sections)
+    told = f"<p>{_text(made.words)}</p>" if made.words else ""
     links = "".join(f'<li><a href="#{s.anchor}">{_text(s.title)}</a></li>' for s in document.sections)
     lead = "".join(f"<p>{_text(sentence)}</p>" for sentence in document.lead)
     title = _text(document.title)
@@ -88,19 +91,19 @@ def render_html(document: Document) -> str:
 </header>
 <main>
 {body}</main>
-<footer>Written by moeproxy. The same numbers are in report.md and report.json beside this page.</footer>
+<footer>{told}<p>Written by moeproxy. The same numbers are in report.md and report.json beside this page.</p></footer>
 </body>
 </html>
 """
 
 
-def _section(section: Section, numbers: count[int]) -> str:
-    blocks = "\n".join(_block(block, numbers) for block in section.blocks)
+def _section(section: Section, numbers: count[int], images: Images) -> str:
+    blocks = "\n".join(_block(block, numbers, images) for block in section.blocks)
     heading = f'<h2 id="{section.anchor}">{_text(section.title)}</h2>'
     return f'<section aria-labelledby="{section.anchor}">{heading}\n{blocks}\n</section>\n'
 
 
-def _block(block: Block, numbers: count[int]) -> str:
+def _block(block: Block, numbers: count[int], images: Images) -> str:
     if isinstance(block, Text):
         return f'<p class="note">{_text(block.text)}</p>' if block.note else f"<p>{_text(block.text)}</p>"
     if isinstance(block, Heading):
@@ -110,26 +113,38 @@ def _block(block: Block, numbers: count[int]) -> str:
     if isinstance(block, Table):
         table = _table(block, tall=not block.folded)
         return _folded(block.caption, table) if block.folded else table
-    return _figure(block, next(numbers))
+    number = next(numbers)
+    return _figure(block, number, images.of.get(number, ()))
 
 
-def _folded(summary: str, inside: str) -> str:
-    return f"<details><summary>{_text(summary)}</summary>{inside}</details>"
+def _folded(summary: str, inside: str, open_: bool = False) -> str:
+    return f"<details{' open' if open_ else ''}><summary>{_text(summary)}</summary>{inside}</details>"
 
 
-def _figure(block: Figure, number: int) -> str:
+def _figure(block: Figure, number: int, images: Sequence[Image]) -> str:
     width = block.figure.layout.meta["min_width"]  # pyright: ignore[reportAttributeAccessIssue]
     bare = go.Figure(block.figure).update_layout(meta=None)  # the table below says the same
     plot = to_html(bare, full_html=False, include_plotlyjs=False, config=_CONFIG, div_id=f"plot-{number}")
     alt = html.escape(describe(block.figure), quote=True)
     table = _table(Table(f"Data of figure {number}", data_table(block.figure)), tall=False)
-    folded = _folded(f"Data of figure {number} as a table", table)
+    folded = _folded(f"Data of figure {number} as a table", table, block.open)
     said = f"{_text(block.caption)} {_text(describe(block.figure))}"
     return (
         f'<figure><div class="plot"><div role="img" aria-label="{alt}" style="min-width:{width}px">'
         f"{plot}</div></div>"
-        f"<figcaption><strong>Figure {number}.</strong> {said}</figcaption>{folded}</figure>"
+        f"<figcaption><strong>Figure {number}.</strong> {said}{_links(images)}</figcaption>{folded}</figure>"
     )
+
+
+def _links(images: Sequence[Image]) -> str:
+    """Return links to the images of a figure, in print size."""
+    parts = []
+    for column in dict.fromkeys(image.column for image in images):
+        here = [image for image in images if image.column == column]
+        size = f"{column.name} column, {column.mm:g} × {here[0].height_mm:.0f} mm"
+        links = " · ".join(f'<a href="{_text(one.path)}">{one.format.upper()}</a>' for one in here)
+        parts.append(f"{links} ({size})")
+    return f'<br><span class="images">For print: {"; ".join(parts)}.</span>' if parts else ""
 
 
 def _table(block: Table, tall: bool) -> str:

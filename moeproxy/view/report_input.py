@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.remedy_result import Remedy
+from moeproxy.triage.reproduction import Reproduction
 from moeproxy.triage.result import Comparison
 from moeproxy.triage.study_result import Study
+from moeproxy.view.actions import Action
+from moeproxy.view.incident import Incident
 
 if TYPE_CHECKING:  # these rooms import torch
     from moeproxy.experts.checkpoint import Checkpoint
@@ -39,9 +43,16 @@ class ReportInput:
         overlay_signals: signals to overlay.
         comparisons: one for each fault and strength.
         study: the fidelity study over many faults.
+        incidents: runs that went wrong, judged.
+        actions: what the authors did and saw.
+        notes: what the authors have to say, a paragraph each.
+        authors: their names.
+        reproductions: failures laid over the runs of a proxy.
+        remedies: what was tried against a failure on a model.
         seconds: (stage, seconds) of this run.
         limits: what the numbers do not show, in sentences; general ones are added.
         provenance: versions, command, time and whatever else belongs to the run.
+        brief: leave out the sections of what was not run and name it in a sentence, instead of a section that says so.
     """
 
     title: str = "Does the proxy show the same failure?"
@@ -59,6 +70,13 @@ class ReportInput:
     overlay_signals: tuple[str, ...] = ("policy_loss", "grad_norm")
     comparisons: tuple[Comparison, ...] = ()
     study: Study | None = None
+    incidents: tuple[Incident, ...] = ()
+    actions: tuple[Action, ...] = ()
+    notes: tuple[str, ...] = ()
+    authors: str = ""
+    reproductions: tuple[Reproduction, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
     seconds: tuple[tuple[str, float], ...] = ()
     limits: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    brief: bool = False

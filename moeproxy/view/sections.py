@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,6 +11,14 @@ from moeproxy.view import figures
 from moeproxy.view.document import Block, Document, Figure, Points, Section, Table, Text, records
 from moeproxy.view.figures_models import MEASURES
 from moeproxy.view.report_input import ReportInput
+from moeproxy.view.sections_incident import (
+    incident_data,
+    incident_facts,
+    incident_lead,
+    incident_limits,
+    incident_sections,
+)
+from moeproxy.view.sections_outcome import outcome_data, outcome_lead, outcome_limits, outcome_sections
 from moeproxy.view.sections_study import study_lead, study_sections
 from moeproxy.view.sections_verdict import verdict_blocks, verdict_lead
 
@@ -23,18 +31,23 @@ _LIMITS = (
 
 def compose(result: ReportInput) -> Document:
     """Return the whole report."""
-    sections = (
-        Section("What was done", tuple(_done(result))),
-        Section("Model and cost", tuple(_model(result))),
-        Section("Experts and what is kept", tuple(_experts(result))),
-        Section("Accuracy by way of choosing", tuple(_accuracy(result))),
-        Section("Runs: loss and gradient norm", tuple(_runs(result))),
-        Section("Verdict and controls", tuple(verdict_blocks(result.comparisons))),
-        *study_sections(result.study),
-        Section("Limits", (Points((*result.limits, *_LIMITS)),)),
-        Section("Provenance", tuple(_provenance(result))),
-    )
-    lead = (*verdict_lead(result.comparisons), *study_lead(result.study))
+    general = {
+        "What was done": (_done(result), bool(result.summary or result.seconds)),
+        "Model and cost": (_model(result), result.checkpoint is not None or result.costs is not None),
+        "Experts and what is kept": (_experts(result), result.profile is not None or result.plan is not None),
+        "Accuracy by way of choosing": (_accuracy(result), result.accuracy is not None),
+        "Runs: loss and gradient norm": (_runs(result), any(t.provenance.fault for t in result.traces)),
+        "Verdict and controls": (verdict_blocks(result.comparisons), bool(result.comparisons)),
+    }
+    shown = [Section(title, tuple(blocks)) for title, (blocks, given) in general.items() if given or not result.brief]
+    absent = [title for title, (_, given) in general.items() if not given] if result.brief else []
+    usual = () if result.brief and not result.comparisons else _LIMITS
+    limits = (*result.limits, *incident_limits(result), *outcome_limits(result), *usual)
+    last = [Section("Limits", (Points(limits),))] if limits else []
+    last.append(Section("Provenance", tuple(_provenance(result, absent))))
+    sections = (*incident_sections(result), *outcome_sections(result), *shown, *study_sections(result.study), *last)
+    verdict = () if result.brief and not result.comparisons else verdict_lead(result.comparisons)
+    lead = (*incident_lead(result), *outcome_lead(result), *verdict, *study_lead(result.study))
     return Document(result.title, lead, sections, _data(result))
 
 
@@ -135,7 +148,8 @@ def _overlaid(result: ReportInput, fault: str) -> list[str]:
     return [m for m in (original, *[m for m in with_fault if m != original][:1]) if m in with_fault]
 
 
-def _provenance(result: ReportInput) -> Iterable[Block]:
+def _provenance(result: ReportInput, absent: Sequence[str]) -> Iterable[Block]:
+    yield from incident_facts(result.incidents)
     facts = _flat(result.provenance)
     if facts:
         yield Table("This run", _facts(facts))
@@ -143,6 +157,8 @@ def _provenance(result: ReportInput) -> Iterable[Block]:
         yield _not_run("the caller gave no provenance")
     if result.traces:
         yield Table("Every run used", _runs_table(result), folded=True)
+    if absent:
+        yield Text(f"Not part of this report: {', '.join(title.lower() for title in absent)}.", note=True)
 
 
 def _runs_table(result: ReportInput) -> pd.DataFrame:
@@ -170,6 +186,8 @@ def _data(result: ReportInput) -> dict[str, Any]:
         "study": [] if result.study is None else records(result.study.models),
         "costs": [] if result.costs is None else records(result.costs),
         "accuracy": [] if result.accuracy is None else records(result.accuracy),
+        **incident_data(result),
+        **outcome_data(result),
         "provenance": dict(result.provenance),
     }
 

@@ -6,6 +6,7 @@ colour says. The original is blue and the proxy vermillion everywhere.
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 import pandas as pd
@@ -66,6 +67,16 @@ def faint(colour: str, opacity: float = 0.13) -> str:
     """Return a hex colour as rgba with low opacity, for bands."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
+
+
+def literal(text: str) -> str:
+    """Return text as plotly shows it letter by letter: it reads a few tags and entities in what it draws."""
+    return html.escape(text, quote=False)
+
+
+def counted(number: int, what: str) -> str:
+    """Return "1 step" or "2 steps"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def finish(

@@ -1,0 +1,176 @@
+"""An incident: a run that is written up, judged attempt by attempt, with what its authors did about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moeproxy.files import sha256_file
+from moeproxy.traces.attempts import attempts
+from moeproxy.traces.logtrace import LogTrace
+from moeproxy.traces.trace import Trace
+from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
+from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.logged import trace_of, traces_of
+from moeproxy.triage.logs import runs_in
+from moeproxy.view.log_events import Event, failures
+
+HASHED_BYTES = 256 * 1024**2
+"""Logs up to this size are hashed; a larger one is told by its size."""
+
+Run = Trace | LogTrace
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """One attempt of a run, and what was found about it.
+
+    Args:
+        label: what it is called beside the others; "" for a run of one attempt.
+        trace: what was judged.
+        diagnosis: of it.
+        began: first step that it did not take over from the attempt before.
+        ended_by: where the log went back to after it; "" for the last.
+    """
+
+    label: str
+    trace: Trace
+    diagnosis: Diagnosis
+    began: int
+    ended_by: str = ""
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether it departs."""
+        return self.diagnosis.detection.verdict == ALARM
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """First and last step of its own."""
+        return self.began, int(self.trace.steps.index[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class Incident:
+    """A run that is written up.
+
+    Args:
+        name: of the run.
+        run: as it was read.
+        judgements: of its attempts, in order; empty for a log without metrics.
+        healthy: runs that it was judged by; empty when it was judged alone.
+        resumes, failures: what befell it, by step.
+        notes: what the reader of the log found odd.
+        contents: what the log holds when it has no metric.
+        facts: where it comes from.
+    """
+
+    name: str
+    run: Run
+    judgements: tuple[Judgement, ...]
+    healthy: tuple[Trace, ...] = ()
+    resumes: tuple[Event, ...] = ()
+    failures: tuple[Event, ...] = ()
+    notes: tuple[str, ...] = ()
+    contents: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """The gravest verdict of its attempts: "alarm", then "could not judge", then "healthy"."""
+        found = {one.diagnosis.detection.verdict for one in self.judgements}
+        return next((verdict for verdict in (ALARM, UNCLEAR, HEALTHY) if verdict in found), UNCLEAR)
+
+    @property
+    def main(self) -> Judgement | None:
+        """The attempt that it is about: the first that departs, else the last."""
+        return next((one for one in self.judgements if one.alarmed), self.judgements[-1] if self.judgements else None)
+
+
+def incident(
+    run: Run, healthy: Sequence[Run] = (), *, name: str = "", facts: Mapping[str, Any] | None = None
+) -> Incident:
+    """Judge a run, and what its log held before each resume, for a report.
+
+    Args:
+        run: a trace, or a run read from a log.
+        healthy: at least six good runs of the same model and settings; without any it is judged alone.
+        name: what it is called; by default as in its log.
+        facts: where it comes from.
+
+    Raises:
+        ComparisonError: fewer than six healthy runs that serve, or they share no step or signal with the run.
+
+    Example:
+        >>> incident(read("train.log")[0]).verdict
+        'alarm'
+    """
+    told = {**_facts(run), **(facts or {})}
+    called = name or (str(run.provenance) if isinstance(run, Trace) else run.info.name)
+    notes = () if isinstance(run, Trace) else run.info.notes
+    if isinstance(run, LogTrace) and not run.has_metrics:
+        return Incident(called, run, (), notes=notes, contents=run.contents, facts=told)
+    good = tuple(traces_of(healthy))
+    resumes = [] if isinstance(run, Trace) else [Event(resume.step, str(resume)) for resume in run.info.resumes]
+    return Incident(called, run, _judged(run, good), good, tuple(resumes), failures(run), tuple(notes), facts=told)
+
+
+def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **reading: Any) -> tuple[Incident, ...]:
+    """Judge every run of a log, or of a trace written here, for a report.
+
+    Args:
+        path: the log.
+        healthy: logs of good runs of the same model and settings, six runs or more in all.
+        reading: mapping, step, framework as for `moeproxy.traces.read`.
+
+    Raises:
+        MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
+    """
+    source = Path(path)
+    good = [run for one in dict.fromkeys(map(Path, healthy)) for _, run in runs_in(one)]
+    told = {"log": str(path), **_file_facts(source)}
+    if healthy:
+        told["healthy runs"] = ", ".join(map(str, dict.fromkeys(healthy)))
+    return tuple(incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
+
+
+def _judged(run: Run, healthy: tuple[Trace, ...]) -> tuple[Judgement, ...]:
+    if isinstance(run, Trace):
+        return (Judgement("", run, diagnose(run, healthy), int(run.steps.index[0])),)
+    earlier, last = attempts(run), trace_of(run)
+    count = len(earlier) + 1
+    starts = [int(last.steps.index[0]), *(one.resume.step for one in earlier)]
+    found = [
+        Judgement(f"attempt {number} of {count}", one.trace, diagnose(one.trace, healthy), start, str(one.resume))
+        for number, (one, start) in enumerate(zip(earlier, starts, strict=False), 1)
+    ]
+    label = f"attempt {count} of {count}" if earlier else ""
+    return (*found, Judgement(label, last, diagnose(last, healthy), starts[-1]))
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    if isinstance(run, Trace):
+        said = run.provenance
+        told = {"run": str(said), "checkpoint": said.checkpoint_fingerprint}
+        return {name: value for name, value in told.items() if value}
+    info = run.info
+    told: dict[str, Any] = {
+        "framework": f"{info.framework} {info.version}".strip(),
+        "container": info.container,
+        "files": ", ".join(info.files),
+        "read": f"{info.lines:,} lines, {info.rows:,} of them rows of this run",
+        "lines left out": "; ".join(map(str, info.skipped)),
+        "steps by": info.clock,
+        "signals and their keys": ", ".join(f"{name} = {key}" for name, key in info.keys.items()),
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _file_facts(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    size = path.stat().st_size
+    hashed = {"SHA-256 of the log": sha256_file(path)} if size <= HASHED_BYTES else {}
+    return {"size of the log": f"{size:,} bytes", **hashed}
