@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "triage/remedy.py": {"traces", "experts", "proxy", "lab"},
     "triage/remedy_study.py": {"traces", "experts", "proxy", "lab"},
     "scale": {"experts", "proxy"},
-    "recovery": {"traces"},
+    "recovery": {"traces", "experts", "proxy", "lab"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},
 }
 SHARED = {"errors", "files", "places"}
@@ -32,6 +32,12 @@ TORCH_FREE = (
     "__init__.py",
     "errors.py",
     "files.py",
+    "recovery/calculator",
+    "recovery/effective",
+    "recovery/events",
+    "recovery/parting",
+    "recovery/timeline",
+    "recovery/torchft_log",
     "traces/",
     "triage/alarms",
     "triage/arrays",
