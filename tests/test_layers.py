@@ -56,6 +56,7 @@ TORCH_FREE = (
     "triage/logs",
     "triage/metric_checks",
     "triage/reference",
+    "triage/restarts",
 )
 HEAVY = {"torch", "transformers", "trl", "accelerate", "datasets"}
 

@@ -15,17 +15,35 @@ if TYPE_CHECKING:
     from moeproxy.recovery.calculator import Cluster, expected
     from moeproxy.recovery.effective import Ettr, ettr
     from moeproxy.recovery.events import read_events
+    from moeproxy.recovery.job import Job
+    from moeproxy.recovery.outcome import RoleRun
     from moeproxy.recovery.parting import Parting, verify
+    from moeproxy.recovery.plan import Mishap, RolePlan
 
 _HOMES = {
     "moeproxy.recovery.calculator": ("Cluster", "expected"),
     "moeproxy.recovery.effective": ("Ettr", "ettr"),
     "moeproxy.recovery.events": ("read_events",),
+    "moeproxy.recovery.job": ("Job",),
+    "moeproxy.recovery.outcome": ("RoleRun",),
     "moeproxy.recovery.parting": ("Parting", "verify"),
+    "moeproxy.recovery.plan": ("Mishap", "RolePlan"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = ["Cluster", "Ettr", "Parting", "ettr", "expected", "read_events", "verify"]
+__all__ = [
+    "Cluster",
+    "Ettr",
+    "Job",
+    "Mishap",
+    "Parting",
+    "RolePlan",
+    "RoleRun",
+    "ettr",
+    "expected",
+    "read_events",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ A line is written at once and whole, so a member that is killed leaves all it di
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from typing import Any
 from moeproxy.errors import RecoveryError
 
 SUFFIX = ".events.jsonl"
+_TAIL = 8192
 
 JOB = "job"
 TRAINER = "trainer"
@@ -133,6 +135,25 @@ def read_events(path: str | Path) -> list[Event]:
     if not found:
         raise RecoveryError("no events", where=place, expected=f"JSON lines of a job's members (*{SUFFIX})")
     return in_order(found)
+
+
+def trainer_step(folder: Path) -> int:
+    """Return the step that the trainer is in, or was in when it died; 1 before the first."""
+    path = folder / f"{TRAINER}{SUFFIX}"
+    if not path.exists():
+        return 1
+    with open(path, "rb") as stream:
+        stream.seek(max(0, path.stat().st_size - _TAIL))
+        lines = stream.read().split(b"\n")[:-1]
+    for line in reversed(lines):
+        # A line that the tail cut in two is too old to matter.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            event = Event.of(json.loads(line))
+            if event.event == STEP_BEGIN and event.step:
+                return event.step
+            if event.event == STEP_COMMIT and event.step:
+                return event.step + 1
+    return 1
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:

@@ -230,7 +230,8 @@ def _parted(first: list[dict[str, str]], second: list[dict[str, str]]) -> tuple[
     found = []
     for name in order:
         absent = [side for side, states in (("a", first), ("b", second)) if not any(name in s for s in states)]
-        if absent or len({state.get(name) for state in (*first, *second)}) > 1:
+        # Ranks may log their parts of a step apart: what a line does not name, it does not deny.
+        if absent or len({state[name] for state in (*first, *second) if name in state}) > 1:
             found.append(Difference(name, missing=absent[0] if absent else ""))
     return tuple(found)
 
