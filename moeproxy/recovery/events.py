@@ -157,8 +157,8 @@ def trainer_step(folder: Path) -> int:
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Return events by time; those of one time stay as they were given."""
-    return sorted(events, key=lambda event: event.t)
+    """Return events by time; those of one time stay as they were given, but for the job's end, which is the last."""
+    return sorted(events, key=lambda event: (event.t, event.event == JOB_END))
 
 
 def _file(path: Path) -> list[Event]:
