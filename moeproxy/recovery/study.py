@@ -178,14 +178,12 @@ def _made(spec: RunSpec, folder: Path, plan: RolePlan, limit: float) -> RoleRun:
 def _row(run: RoleRun, calm: RoleRun, frequency: float) -> Row:
     effective = run.ettr()
     away = [item.seconds for item in effective.outages if item.role == "trainer" or item.whole_task]
-    # A restart of everything is noticed as an outage of its trainer first: one fault, not two.
-    faults = len(run.plan.mishaps)
     return Row(
         strategy=run.plan.strategy,
         frequency=frequency,
         seed=run.spec.seed,
         outcome=run.outcome,
-        faults=faults,
+        faults=len(run.plan.mishaps),
         recovery=float(np.median(away)) if away else None,
         again=_again(run),
         ettr=effective.ratio,

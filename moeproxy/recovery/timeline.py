@@ -24,6 +24,7 @@ from moeproxy.recovery.events import (
 )
 
 PRODUCTIVE = "productive"
+_SAME_S = 1.0
 LOST = ("detect", "restart", "reconnect", "recompute", "checkpoint", "idle")
 
 
@@ -124,7 +125,12 @@ def outages(events: Sequence[Event]) -> list[Outage]:
             pending.setdefault(event.member, event.t)
         elif event.event in (DETECT, TASK_RESTART):
             fault = min(pending.pop(event.member, event.t), event.t)
-            found.append(_outage(event, fault, step, events[number + 1 :]))
+            made = _outage(event, fault, step, events[number + 1 :])
+            if made.whole_task and found and event.t - found[-1].detect < _SAME_S:
+                # What was noticed just before is why: one outage, in which nobody's work counts.
+                cause = found.pop()
+                made = replace(made, fault=cause.fault, detect=cause.detect)
+            found.append(made)
     return found
 
 
