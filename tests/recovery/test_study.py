@@ -61,7 +61,7 @@ def _made_up(folder: Path, plan: RolePlan, *, away: float = 0.0, back_to: int = 
         trainer.add(ev.FAULT, 5, t=t, kind="kill")
         trainer.add(ev.DETECT, 5, t=t + 0.1, kind="died")
         if back_to:
-            job.add(ev.TASK_RESTART, 5, t=t + 0.1, reason="every fault")
+            job.add(ev.TASK_RESTART, 5, t=t + 0.11, reason="every fault")
         t += away
         trainer.add(ev.READY, 5, t=t)
         steps(back_to or 5, 10)
