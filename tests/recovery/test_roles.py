@@ -64,6 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RoleRun:
     return found
 
 
+@pytest.mark.slow
 def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(tmp_path: Path) -> None:
     found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
     assert found.trace().equals(run(SPEC))
