@@ -47,7 +47,7 @@ class Job:
 
     def __init__(self, spec: RunSpec, folder: str | Path, plan: RolePlan | None = None, report: Report | None = None):
         self.spec, self.folder, self.plan = spec, Path(folder).absolute(), plan or RolePlan()
-        _check(spec, self.plan, self.folder)
+        check(spec, self.plan, self.folder)
         self._report = report or (lambda _: None)
         self._workers: dict[str, Worker] = {}
         self._monitor, self._policy = Monitor(self.plan), Policy(self.plan)
@@ -329,7 +329,12 @@ def _answer(reference: Any) -> tuple[Any, str]:
         return None, RAISED
 
 
-def _check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
+def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
+    """Refuse what cannot be made in roles.
+
+    Raises:
+        RecoveryError: a run with faults of its own, prompts that cannot be shared out, or a folder that is not empty.
+    """
     if spec.injections or spec.remedies or spec.snapshots or spec.settings.engine != "lab":
         raise RecoveryError(
             "a run with training faults, remedies, snapshots or another engine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import resource
 import signal
@@ -21,6 +22,8 @@ from moeproxy.recovery.member import Member
 from moeproxy.recovery.plan import Mishap, RolePlan
 
 STATES = "checkpoints"
+SHOWN = ("policy_loss", "reward_mean", "grad_norm")
+"""Signals that go with the event of a finished step, for a live board."""
 
 
 class TrainerRole:
@@ -108,7 +111,7 @@ class TrainerRole:
             self._trainer.start_from(start)
             self._committed = start.step
         self.connect(manager, holders)
-        self._member.say(ev.CONNECTED, self._committed)
+        self._member.say(ev.CONNECTED, self._committed, pid=os.getpid())
         if self._committed < self._spec.settings.steps:
             self._trainer.train()
         self._settle()
@@ -148,7 +151,8 @@ class TrainerRole:
             self._write(step, payload, mishap)
         self._committed = step
         self._member.ask("commit", step)
-        self._member.say(ev.STEP_COMMIT, step)
+        row = state["record"]["rows"][-1]
+        self._member.say(ev.STEP_COMMIT, step, **{name: row[name] for name in SHOWN if name in row})
 
     def _give(self, step: int, payload: bytes) -> None:
         """Send the state to the holders; the one of the step before must have arrived, so two are never under way."""
