@@ -7,6 +7,7 @@ checked and saved.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -51,6 +52,7 @@ def member(folder: Path, name: str) -> None:
     from torchft.manager import WorldSizeMode
 
     me = SwapMember(folder, name)
+    _logged(folder / f"{name}.torchft.log")
     model = me.model()
     inner = me.optimizer(model)
     _warmed(model, inner)
@@ -86,6 +88,21 @@ def member(folder: Path, name: str) -> None:
         _step(me, manager, parallel, optimizer, model, inner)
     me.finish()
     os._exit(0)  # torchft's threads do not end by themselves
+
+
+def _logged(path: Path) -> None:
+    """Let torchft's records of quorums and commits go to a file, as its console exporter writes them."""
+    from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
+    from opentelemetry.sdk._logs.export import ConsoleLogRecordExporter, SimpleLogRecordProcessor
+
+    provider = LoggerProvider()
+    stream = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+    provider.add_log_record_processor(SimpleLogRecordProcessor(ConsoleLogRecordExporter(out=stream)))
+    for name in ("torchft_quorums", "torchft_commits"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(LoggingHandler(level=logging.NOTSET, logger_provider=provider))
 
 
 def _step(me: SwapMember, manager: Any, parallel: Any, optimizer: Any, model: Any, inner: Any) -> None:

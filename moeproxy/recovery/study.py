@@ -224,6 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=SETTINGS.steps)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--frequencies", type=float, nargs="+", default=list(FREQUENCIES))
+    parser.add_argument("--strategies", nargs="+", default=[NONE, TASK, ROLE], choices=list(STRATEGIES))
     options = parser.parse_args(arguments)
     spec = RunSpec(options.model, settings=replace(SETTINGS, steps=options.steps))
     with ray_running():
@@ -232,6 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.out,
             frequencies=options.frequencies,
             seeds=options.seeds,
+            strategies=options.strategies,
             report=lambda row: tqdm.write(f"{row.strategy} {row.frequency:.0%} seed {row.seed}: ETTR {row.ettr:.2f}"),
         )
     found.save(options.out / "study.json")

@@ -14,6 +14,7 @@ from moeproxy.errors import RecoveryError
 from moeproxy.places import data_dir
 from moeproxy.recovery import Mishap, hotswap
 from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
+from moeproxy.recovery.torchft_log import torchft_events
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
 LIMIT = 55.0
@@ -35,6 +36,12 @@ def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path)
     assert recovery.verify(calm.folder, found.folder).equal
     (seconds,) = found.recoveries
     assert seconds < 20
+    # The same outage, seen by torchft's own log alone.
+    effective = recovery.ettr(torchft_events(*found.folder.glob("trainer-*.torchft.log")))
+    assert effective.steps == 20
+    assert effective.outages
+    assert 0 < effective.lost["detect"] + effective.lost["restart"] < seconds + 1
+    assert not recovery.ettr(torchft_events(*calm.folder.glob("trainer-[01].torchft.log"))).repeated
 
 
 @pytest.mark.slow
