@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from moeproxy.recovery.calculator import Cluster, expected
     from moeproxy.recovery.effective import Ettr, ettr
     from moeproxy.recovery.events import read_events
+    from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
     from moeproxy.recovery.job import Job
     from moeproxy.recovery.outcome import RoleRun
     from moeproxy.recovery.parting import Parting, verify
@@ -24,6 +25,7 @@ _HOMES = {
     "moeproxy.recovery.calculator": ("Cluster", "expected"),
     "moeproxy.recovery.effective": ("Ettr", "ettr"),
     "moeproxy.recovery.events": ("read_events",),
+    "moeproxy.recovery.hotswap": ("SwapPlan", "SwapRun", "hot_swap"),
     "moeproxy.recovery.job": ("Job",),
     "moeproxy.recovery.outcome": ("RoleRun",),
     "moeproxy.recovery.parting": ("Parting", "verify"),
@@ -39,8 +41,11 @@ __all__ = [
     "Parting",
     "RolePlan",
     "RoleRun",
+    "SwapPlan",
+    "SwapRun",
     "ettr",
     "expected",
+    "hot_swap",
     "read_events",
     "verify",
 ]

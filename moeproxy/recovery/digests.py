@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from moeproxy.errors import RecoveryError
 
 FORMAT = "moeproxy.digests"
@@ -29,7 +27,9 @@ Digests = dict[str, str]
 def digest(value: Any) -> str:
     """Return 16 hex digits that are equal for equal dtype, shape and bits (NaN equals the same NaN, -0 is not 0)."""
     hashed = hashlib.blake2b(digest_size=8)
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
+        import torch  # here: comparing two logs needs no torch
+
         hashed.update(f"{value.dtype} {tuple(value.shape)}".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
         hashed.update(flat.view(torch.uint8).numpy())
@@ -38,12 +38,16 @@ def digest(value: Any) -> str:
     return hashed.hexdigest()
 
 
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "detach")
+
+
 def leaves(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (name, tensor or plain value) of nested mappings; a list of numbers is one value."""
     if isinstance(state, Mapping):
         for key, value in state.items():
             yield from leaves(value, f"{name}/{key}" if name else str(key))
-    elif isinstance(state, (list, tuple)) and any(isinstance(item, (Mapping, torch.Tensor)) for item in state):
+    elif isinstance(state, (list, tuple)) and any(isinstance(item, Mapping) or _is_tensor(item) for item in state):
         for number, value in enumerate(state):
             yield from leaves(value, f"{name}/{number}")
     else:
