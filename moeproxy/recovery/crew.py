@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,6 +34,7 @@ class Worker:
         state: `STARTING`, `READY`, `WORKING` or `DONE`.
         pid: its process, once known.
         looked: an unanswered look at it.
+        promoted: whether it is a standby that became the trainer while it started.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Worker:
     state: str = STARTING
     pid: int = 0
     looked: Any = None
-    asked: float = field(default=0.0)
+    promoted: bool = False
 
 
 @contextlib.contextmanager

@@ -232,7 +232,7 @@ class Job:
                 self._fault(worker, NO_RESTART if worker.state == STARTING else problem)
             elif worker.state == STARTING:
                 worker.pid, worker.state = answer, READY
-                if worker.role == ev.TRAINER:  # a standby that was promoted while it started did not say so itself
+                if worker.promoted:  # it said so of the standby that it was
                     EventLog(self.folder, worker.role, worker.name).add(ev.READY, trainer_step(self.folder))
                 self._begin()
             else:
@@ -291,7 +291,7 @@ class Job:
         standby = next((w for w in self._workers.values() if w.role == ev.STANDBY), None)  # at worst still starting
         if worker.role == ev.TRAINER and standby:
             del self._workers[standby.name]
-            standby.name, standby.role = ev.TRAINER, ev.TRAINER
+            standby.name, standby.role, standby.promoted = ev.TRAINER, ev.TRAINER, standby.state == STARTING
             self._workers[ev.TRAINER] = standby
             self._monitor.forget(ev.TRAINER)
             if standby.state == READY:

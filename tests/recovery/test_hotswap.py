@@ -17,7 +17,7 @@ from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
 from moeproxy.recovery.torchft_log import torchft_events
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
-LIMIT = 55.0
+LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
 Swap = Callable[..., SwapRun]
 
 
