@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -83,6 +84,23 @@ class ChildJob:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        sweep(self._process.pid)
+
+
+def sweep(session: int) -> list[int]:
+    """Kill what is left of a session but for this process, and return the numbers.
+
+    Ray's agents wait for a pipe to close when Ray did not end in good order, and were seen to wait for ever.
+    """
+    left = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _parent, _group, its = place.read_text().rpartition(")")[2].split()[:4]
+            pid = int(place.parent.name)
+            if int(its) == session and state != "Z" and pid != os.getpid():
+                os.kill(pid, signal.SIGKILL)
+                left.append(pid)
+    return left
 
 
 def pids(events: list[Event]) -> dict[str, int]:
@@ -150,10 +168,22 @@ def main() -> None:
         sys.stdin.buffer.read()
         job.stop()
         time.sleep(15)  # Ray is still starting, or a member does not let go
-        os._exit(1)
+        _leave(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    job.run()
+    try:
+        job.run()
+    except BaseException:
+        traceback.print_exc()  # into the file of what was said: the last line is shown
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End this process, and before it all that it started; only in a session of its own."""
+    if os.getsid(0) == os.getpid():
+        sweep(os.getpid())
+    os._exit(code)
 
 
 if __name__ == "__main__":
