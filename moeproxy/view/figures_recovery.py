@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, STEP_COMMIT, TRAINER, Event
+from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, STEP_BEGIN, STEP_COMMIT, TRAINER, Event
 from moeproxy.recovery.timeline import Outage, outages
 from moeproxy.view.style import BLUE, GREY, LIGHT, ORANGE, PURPLE, VERMILLION, finish
 
@@ -24,7 +24,8 @@ def job_figure(events: Sequence[Event], signal: str = "policy_loss") -> go.Figur
         events: of a job, finished or not.
         signal: one that finished steps carry (`moeproxy.recovery.trainer_role.SHOWN`).
     """
-    start = events[0].t if events else 0.0
+    begins = [e.t for e in events if e.event == STEP_BEGIN]
+    start = min(begins, default=events[0].t if events else 0.0)  # setting up is no part of it
     commits = [e for e in events if e.event == STEP_COMMIT and e.role == TRAINER]
     members = list(dict.fromkeys(e.member for role in _ROLES for e in events if e.role == role)) or ["trainer"]
     away = [item for item in outages(events) if item.role in _ROLES or item.whole_task] if events else []
@@ -45,7 +46,7 @@ def job_figure(events: Sequence[Event], signal: str = "policy_loss") -> go.Figur
     figure.update_layout(barmode="overlay", legend={"orientation": "h", "x": 0, "y": 1.06, "yanchor": "bottom"})
     figure.update_yaxes(title_text=_NAMES.get(signal, signal), row=1, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
-    figure.update_xaxes(title_text="seconds since the job's start", row=2, col=1)
+    figure.update_xaxes(title_text="seconds since the first step", row=2, col=1)
     table = outage_table(away, start)
     alt = (
         f"{_NAMES.get(signal, signal)} of {len(commits)} finished steps over {end:.0f} seconds, "

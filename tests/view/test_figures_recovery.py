@@ -48,9 +48,9 @@ def test_the_figure_has_the_signal_the_outage_and_words() -> None:
     figure = job_figure(_events())
     signal, up, detect, restart, reconnect = figure.data
     assert list(signal.y) == [0.5, 0.4, 0.3]
-    assert list(signal.x) == [3.0, 5.0, 11.0]
+    assert list(signal.x) == [2.0, 4.0, 10.0]
     assert list(up.y) == ["trainer", "rollout-0"]
-    for bar, begin, length in ((detect, 6.0, 1.0), (restart, 7.0, 1.0), (reconnect, 8.0, 1.0)):
+    for bar, begin, length in ((detect, 5.0, 1.0), (restart, 6.0, 1.0), (reconnect, 7.0, 1.0)):
         assert (list(bar.y), list(bar.base), list(bar.x)) == (["trainer"], [begin], [length])
     assert "1 outages of 2 members, the longest of trainer with 3.0 seconds" in describe(figure)
     assert data_table(figure).to_dict("records")[0]["restart (s)"] == 1.0
