@@ -30,7 +30,7 @@ class Mishap:
 
     Args:
         member: who is hit: "trainer", "manager", "rollout-0", ...
-        step: the trainer's step; for a rollout the step that it works for.
+        step: the trainer's step; for a rollout the first step that it works for from there on.
         phase: in which of its `PHASES`.
         kind: `kill` (SIGKILL to itself), `hang` (the phase never ends; the process lives on), `raise` (an exception),
             `slow` (`seconds` longer in this phase from this step on), `disk_full` (no room from this step's checkpoint
@@ -133,7 +133,9 @@ def due(mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: 
             continue
         if item.kind == "slow" and step >= item.step:
             return item
-        if item.step == step and item.kind != "slow" and _first(folder / f"mishap-{number}"):
+        # A rollout may get no share of the very step: its mishap then waits for the next that it does get.
+        now = step >= item.step if item.member.startswith(ROLLOUT) else step == item.step
+        if now and item.kind != "slow" and _first(folder / f"mishap-{number}"):
             return item
     return None
 

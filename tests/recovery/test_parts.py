@@ -282,6 +282,10 @@ def test_a_mishap_happens_once_in_a_job_but_slowness_stays(tmp_path: Path) -> No
     assert due(plan.mishaps, tmp_path, "trainer", "update", 3) is None
     assert [due(plan.mishaps, tmp_path, "rollout-1", "generate", step) for step in (1, 2, 5)] == [None, slow, slow]
     assert RolePlan.from_dict(plan.to_dict()) == plan
+    late = RolePlan(mishaps=(Mishap("rollout-0", 4, "generate"),)).mishaps
+    (tmp_path / "other").mkdir()
+    found = [due(late, tmp_path / "other", "rollout-0", "generate", step) for step in (3, 6, 7)]
+    assert found == [None, late[0], None]  # it had no share of step 4
 
 
 def test_impossible_plans_are_refused() -> None:

@@ -71,7 +71,7 @@ def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(tmp_path: Path) -
 
 
 def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
-    kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 8, "serve"))
+    kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 10, "serve"))
     found = _job(tmp_path / "job", *kills)
     assert found.finished, found
     assert recovery.verify(undisturbed.folder, found.folder).equal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,21 @@ def test_the_calculator_follows_its_sliders_and_takes_measured_costs() -> None:
     assert panel.results["role"].ratio < before
     assert "restart the failed role" in panel.table.value
     assert not panel.status.is_error
+
+
+def test_the_panel_draws_what_happens(tmp_path: Path) -> None:
+    events = _events()
+    panel = RecoveryPanel(tmp_path, steps=3, plan=RolePlan(rollouts=1))
+    panel.job = SimpleNamespace(events=lambda: events, running=False, said="")
+    panel._draw(events)
+    assert list(panel.figure.widget.data[0].y) == [0.5, 0.4, 0.3]
+    assert list(panel.figure.widget.data[3].x) == [1.0]
+    assert "Step 3 of 3" in panel.status.text
+    assert [name for name, button in panel.kill.items() if not button.disabled] == ["trainer", "rollout-0"]
+    assert "75.0%" in panel.gauge.value
+    assert panel.calculator.cluster.detect == pytest.approx(1.0, rel=0.03)
+    assert panel.effective is not None
+    assert panel.effective.outages[0].kind == "died"
 
 
 def test_without_a_job_the_panel_says_what_to_do(tmp_path: Path) -> None:

@@ -144,7 +144,11 @@ class RecoveryPanel:
             widget.layout.shapes = drawn.layout.shapes  # pyright: ignore[reportAttributeAccessIssue]
             widget.layout.meta = drawn.layout.meta  # pyright: ignore[reportAttributeAccessIssue]
             for mine, new in zip(widget.data, drawn.data, strict=True):
-                mine.update(new.to_plotly_json(), overwrite=False)
+                mine.x, mine.y = new.x, new.y
+                if new.type == "bar":
+                    mine.base = new.base
+                else:
+                    mine.customdata = new.customdata
         found = self.effective
         if found:
             self.gauge.value = gauge(found)
