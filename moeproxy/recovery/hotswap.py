@@ -117,7 +117,7 @@ class SwapRun:
         plan: of the job.
         outcome: "finished", or why not and what is usable.
         step: the last step that any member finished.
-        recoveries: for each fault of an active rank the seconds from it to the next finished step.
+        recoveries: for each fault the seconds from it to the end of the first step that began after it.
         blocked: median seconds that a snapshot held a step up, None without snapshots.
         seconds: median seconds of a step.
     """
@@ -192,9 +192,7 @@ class _Processes:
     def __enter__(self) -> _Processes:
         if self._plan.driver == REPLICATED:
             self.start("lighthouse")
-        for member in (
-            self._plan.members[: self._plan.active] if self._plan.driver == REPLICATED else self._plan.members
-        ):
+        for member in self._plan.members:
             self.start(member)
         return self
 
@@ -232,8 +230,7 @@ def _processes_with(argument: str) -> list[int]:
 
 
 def _watch(plan: SwapPlan, folder: Path, processes: _Processes, deadline: float) -> str:
-    """Wait for the job's end; start the spares when the active ranks have begun, and one for each that died."""
-    spares = list(plan.members[plan.active :]) if plan.driver == REPLICATED else []
+    """Wait for the job's end; with replicas, start another one when fewer are left than train."""
     dead: set[str] = set()
     while True:
         if time.monotonic() > deadline:
@@ -241,17 +238,14 @@ def _watch(plan: SwapPlan, folder: Path, processes: _Processes, deadline: float)
         found = _events(folder)
         if any(event.event == ev.JOB_END for event in found):
             return "finished"
-        begun = {event.member for event in found if event.event == ev.STEP_COMMIT}
-        if spares and len(begun) >= plan.active:
-            processes.start(spares.pop(0))
         gone = {name for name, p in processes.running.items() if p.poll() is not None} - dead - {"lighthouse"}
         for member in gone:
             EventLog(folder, ev.TRAINER, member).add(ev.DETECT, kind="died")
         dead |= gone
         living = set(processes.running) - dead - {"lighthouse"}
-        if len(living) + len(spares) < (1 if plan.driver == REPLICATED else plan.active):
+        if len(living) < (1 if plan.driver == REPLICATED else plan.active):
             return f"failed: {len(living)} of {plan.active} ranks are left and no spare; {_usable(folder)}"
-        if plan.driver == REPLICATED and len(living) + len(spares) < plan.active:
+        if plan.driver == REPLICATED and len(living) < plan.active:
             processes.start(f"trainer-{len(processes.running) - 1}")  # cold: it heals from a living one's memory
         time.sleep(_LOOK_S)
 
@@ -279,8 +273,9 @@ def _result(plan: SwapPlan, folder: Path, outcome: str) -> SwapRun:
     commits = [event for event in found if event.event == ev.STEP_COMMIT and event.step]
     recoveries = []
     for fault in [event for event in found if event.event == ev.FAULT]:
-        done = max((e.step or 0 for e in commits if e.t <= fault.t), default=0)
-        after = next((e.t for e in commits if e.t > fault.t and (e.step or 0) > done), None)
+        # The step under way may still come to its end with what the dead rank had sent; that is no recovery.
+        began = {(e.member, e.step) for e in found if e.event == ev.STEP_BEGIN and e.t > fault.t}
+        after = next((e.t for e in commits if e.t > fault.t and (e.member, e.step) in began), None)
         if after is not None:
             recoveries.append(after - fault.t)
     blocked = sorted(event.info["blocked"] for event in commits if event.info.get("blocked") is not None)

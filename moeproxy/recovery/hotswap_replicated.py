@@ -56,6 +56,9 @@ def member(folder: Path, name: str) -> None:
     model = me.model()
     inner = me.optimizer(model)
     _warmed(model, inner)
+    active, spares = me.plan.members[: me.plan.active], me.plan.members[me.plan.active :]
+    if name in spares:
+        me.wait_for("step_commit", active)  # so that the active ranks have the first numbers
     store: Any = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
 
     def healed(state: dict[str, Any]) -> None:
@@ -86,6 +89,8 @@ def member(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     while manager.current_step() < me.plan.steps:
         _step(me, manager, parallel, optimizer, model, inner)
+        if name in active and manager.current_step() == 1:
+            me.wait_for("ready", spares)  # a real job's spares are there long before the first fault
     me.finish()
     os._exit(0)  # torchft's threads do not end by themselves
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from moeproxy.lab.tokens import PAD_ID, supervised_batch
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.digests import FILE, DigestLog, digests
-from moeproxy.recovery.events import EventLog
+from moeproxy.recovery.events import EventLog, read_events
 from moeproxy.recovery.hotswap import SwapPlan, read_plan
 from moeproxy.recovery.packing import pack
 from moeproxy.recovery.plan import due
@@ -51,6 +51,14 @@ class SwapMember:
         if due(self.plan.mishaps, self.folder, self.name, phase, step):
             self.say(ev.FAULT, step, kind="kill", phase=phase)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_for(self, event: str, members: Sequence[str], patience: float = 120.0) -> None:
+        """Wait until all of these members have logged an event, but not for ever."""
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if set(members) <= {found.member for found in read_events(self.folder) if found.event == event}:
+                return
+            time.sleep(0.05)
 
     def model(self) -> Any:
         """Return the model that is trained, from its checkpoint."""
