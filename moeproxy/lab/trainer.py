@@ -107,7 +107,7 @@ class LabTrainer(GRPOTrainer):
         self._change = probes.WeightChange(trained.parameters())
         self._load = probes.RouterLoad(trained)
         tokenizer: Any = self.processing_class
-        self._engine = engine
+        self._engine: Any = engine
         if rollout_model is not None:
             self._engine = RolloutEngine(rollout_model, tokenizer, settings, seed, seams)
         self.remove_callback(PrinterCallback)  # it prints the last metrics to the reader's notebook

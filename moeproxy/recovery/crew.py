@@ -78,8 +78,9 @@ def hired(name: str, role: str, now: float, *arguments: Any) -> Worker:
     # No cores asked for: how many processes share a small machine is the job's to decide, not Ray's.
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
     kinds: dict[str, Any] = {ev.TRAINER: _Trainer, ev.STANDBY: _Trainer, ev.ROLLOUT: _Rollout, ev.MANAGER: ManagerRole}
-    threads = {} if role == ev.MANAGER else {"max_concurrency": _THREADS}
-    actor = ray.remote(**options, **threads)(kinds[role]).remote(*arguments)
+    if role != ev.MANAGER:
+        options["max_concurrency"] = _THREADS
+    actor = ray.remote(**options)(kinds[role]).remote(*arguments)
     return Worker(name, role, actor, actor.pid.remote(), now)
 
 

@@ -126,7 +126,7 @@ def ettr(events: str | Path | Sequence[Event]) -> Ettr:
     away = outages(found)
     begin, end = min(item.begin for item in tried), found[-1].t
     line = spans(found, tried, away, begin, end)
-    seconds = dict.fromkeys((PRODUCTIVE, *LOST), 0.0)
+    seconds: dict[str, float] = dict.fromkeys([PRODUCTIVE, *LOST], 0.0)
     for span in line:
         seconds[span.what] += span.end - span.begin
     return Ettr(

@@ -47,7 +47,7 @@ def lighthouse(folder: Path) -> None:
 def member(folder: Path, name: str) -> None:
     """Train as one replica to the job's end."""
     import torch
-    from torch.distributed import TCPStore
+    from torch import distributed
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
     from torchft.manager import WorldSizeMode
 
@@ -59,7 +59,9 @@ def member(folder: Path, name: str) -> None:
     active, spares = me.plan.members[: me.plan.active], me.plan.members[me.plan.active :]
     if name in spares:
         me.wait_for("step_commit", active)  # so that the active ranks have the first numbers
-    store: Any = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
+    store: Any = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        _LOOPBACK, 0, is_master=True, wait_for_workers=False
+    )
 
     def healed(state: dict[str, Any]) -> None:
         me.suffer("recover", 0)

@@ -85,7 +85,9 @@ class Ring:
     def __init__(self, member: SwapMember, memory: Memory, rank: int, world: int, sizes: list[int]) -> None:
         self._member, self._memory, self._rank, self._world = member, memory, rank, world
         self._left = sizes[(rank - 1) % world]
-        self._group = dist.new_group(backend="gloo")  # its own: snapshots must not wait for training, nor it for them
+        self._group: Any = dist.new_group(
+            backend="gloo"
+        )  # its own: snapshots must not wait for training, nor it for them
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=1)
         self._thread = threading.Thread(target=self._push, daemon=True)
         self._thread.start()
@@ -105,7 +107,7 @@ class Ring:
             arrived = torch.empty(self._left)
             self._member.suffer("publish", step)
             try:
-                moves = [
+                moves: list[Any] = [
                     dist.isend(shard, (self._rank + 1) % self._world, group=self._group),
                     dist.irecv(arrived, (self._rank - 1) % self._world, group=self._group),
                 ]
@@ -119,7 +121,8 @@ class Ring:
 def train(me: SwapMember, memory: Memory, iteration: int) -> None:
     """Train as one rank, from the start or from what the living ranks remember."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = dist.FileStore(str(me.folder / f"store-{iteration}"), world)
+    place = str(me.folder / f"store-{iteration}")
+    store = dist.FileStore(place, world)  # pyright: ignore[reportPrivateImportUsage]
     limit = datetime.timedelta(seconds=me.plan.timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
     model = _sharded(me, world)
@@ -237,12 +240,13 @@ def main() -> None:
 
 
 def _wrapped(me: SwapMember, memory: Memory) -> Any:
-    import nvidia_resiliency_ext.inprocess as inprocess
+    from nvidia_resiliency_ext import inprocess
+    from nvidia_resiliency_ext.inprocess.abort import Abort
 
     def seconds(value: float) -> datetime.timedelta:
         return datetime.timedelta(seconds=value)
 
-    class AbortGloo(inprocess.abort.Abort):
+    class AbortGloo(Abort):
         """The engine's own aborts NCCL only."""
 
         def __call__(self, state: Any) -> Any:

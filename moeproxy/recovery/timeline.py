@@ -25,7 +25,7 @@ from moeproxy.recovery.events import (
 
 PRODUCTIVE = "productive"
 _SAME_S = 1.0
-LOST = ("detect", "restart", "reconnect", "recompute", "checkpoint", "idle")
+LOST: tuple[str, ...] = ("detect", "restart", "reconnect", "recompute", "checkpoint", "idle")
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,8 @@ def joined(shares: Sequence[Any]) -> Any:
             raise RecoveryError(f"some shares have {name}, others have none")
         return [item for part in found for item in part]
 
-    return Rollouts(**{name: parts(name) for name in Rollouts.__dataclass_fields__})
+    whole: dict[str, Any] = {name: parts(name) for name in Rollouts.__dataclass_fields__}
+    return Rollouts(**whole)
 
 
 @contextlib.contextmanager

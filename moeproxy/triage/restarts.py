@@ -9,6 +9,7 @@ order of the data, a generator's state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -168,7 +169,7 @@ def _repeated(run: LogTrace, number: int) -> tuple[int, tuple[str, ...]]:
     return len(common), tuple(differ)
 
 
-def _attempt(run: LogTrace, chosen: pd.Series) -> pd.DataFrame:
+def _attempt(run: LogTrace, chosen: Any) -> pd.DataFrame:
     """Return steps x signals as the rows of one attempt have them."""
     keys = {key: signal for signal, key in run.info.keys.items() if key in run.original}
     rows = run.original.loc[chosen & (run.places["step"] >= 0), list(keys)].rename(columns=keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -42,7 +43,8 @@ def job_figure(events: Sequence[Event], signal: str = "policy_loss") -> go.Figur
     for part in _PARTS:
         figure.add_trace(_bars(away, members, part, start), row=2, col=1)
     for fault in [e for e in events if e.event == FAULT and e.role in _ROLES]:
-        figure.add_vline(x=fault.t - start, line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=1)
+        place: Any = {"row": 1, "col": 1}
+        figure.add_vline(x=fault.t - start, line={"color": GREY, "width": 1, "dash": "dot"}, **place)
     figure.update_layout(barmode="overlay", legend={"orientation": "h", "x": 0, "y": 1.06, "yanchor": "bottom"})
     figure.update_yaxes(title_text=_NAMES.get(signal, signal), row=1, col=1)
     figure.update_yaxes(autorange="reversed", row=2, col=1)
