@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import RecoveryError
+from moeproxy.recovery.events import is_torn, mend
 
 FORMAT = "moeproxy.digests"
 VERSION = 1
@@ -72,6 +73,7 @@ class DigestLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        mend(path)
 
     def add(self, step: int, found: Mapping[str, str]) -> None:
         """Append the digests after a step."""
@@ -92,6 +94,8 @@ def read_digests(path: Path) -> dict[int, list[Digests]]:
     found: dict[int, list[Digests]] = {}
     try:
         for line in path.read_bytes().split(b"\n")[:-1]:
+            if is_torn(line):
+                continue
             stored = json.loads(line)
             if (stored["format"], stored["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"a line of {stored['format']!r}, version {stored['version']!r}")

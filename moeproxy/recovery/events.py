@@ -110,6 +110,7 @@ class EventLog:
     def __init__(self, folder: Path, role: str, member: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{member}{SUFFIX}"
+        mend(self.path)
         self._role, self._member = role, member
 
     def add(self, event: str, step: int | None = None, *, t: float | None = None, **info: Any) -> Event:
@@ -156,6 +157,22 @@ def trainer_step(folder: Path) -> int:
     return 1
 
 
+def mend(path: Path) -> None:
+    """End a last line that a killed writer cut short, so that the next writer's line stands alone."""
+    if path.exists() and path.stat().st_size:
+        with open(path, "rb") as stream:
+            stream.seek(-1, 2)
+            whole = stream.read(1) == b"\n"
+        if not whole:
+            with open(path, "ab", buffering=0) as stream:  # behind whatever others have added meanwhile
+                stream.write(b"\n")
+
+
+def is_torn(line: bytes) -> bool:
+    """Whether a line is the beginning of a JSON object that was cut short, and no object."""
+    return not line.strip() or (line.startswith(b"{") and not line.rstrip().endswith(b"}"))
+
+
 def in_order(events: Iterable[Event]) -> list[Event]:
     """Return events by time; those of one time stay as they were given, but for the job's end, which is the last."""
     return sorted(events, key=lambda event: (event.t, event.event == JOB_END))
@@ -168,6 +185,8 @@ def _file(path: Path) -> list[Event]:
         raise RecoveryError(f"no events ({error.strerror})", where=path) from error
     found = []
     for number, line in enumerate(lines, 1):
+        if is_torn(line):
+            continue
         try:
             found.append(Event.of(json.loads(line)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -111,11 +111,13 @@ def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -
     assert found[0].info == {"trainers": 1, "rollouts": 2}
     result = recovery.ettr(tmp_path)
     assert result.wall == 2.0
+    EventLog(tmp_path, "trainer", "trainer").add(ev.READY, t=4.5)  # a replacement writes on after the torn line
+    assert [event.event for event in read_events(tmp_path)].count(ev.READY) == 1
     assert Ettr.load(result.save(tmp_path / "ettr.json")) == result
 
 
 @pytest.mark.parametrize(
-    "line", ["{", '{"t": 1}', '{"t": 1, "role": "cook", "member": "x", "event": "start"}', "[1]", "null"]
+    "line", ["{]}", '{"t": 1}', '{"t": 1, "role": "cook", "member": "x", "event": "start"}', "[1]", "null"]
 )
 def test_a_line_that_is_no_event_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.events.jsonl").write_text(line + "\n")

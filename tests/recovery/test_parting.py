@@ -119,6 +119,8 @@ def test_a_torn_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path
     path = _log(tmp_path, [(1, _state()), (2, _state())]) / "digests.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
     assert list(read_digests(path)) == [1]
+    DigestLog(path).add(3, digests(_state()))  # a replacement writes on after the torn line
+    assert list(read_digests(path)) == [1, 3]
     path.write_text('{"step": 1}\n')
     with pytest.raises(RecoveryError, match=r"no log of digests.*moeproxy\.digests"):
         read_digests(path)
