@@ -55,3 +55,7 @@ class TraceError(MoeproxyError):
 
 class ComparisonError(MoeproxyError):
     """Traces cannot be compared."""
+
+
+class RecoveryError(MoeproxyError):
+    """A job cannot recover from a fault, or what it left behind cannot be judged."""

@@ -20,9 +20,9 @@ def _pyproject() -> dict[str, str]:
     return _ranges(project["dependencies"])
 
 
-def _cluster() -> dict[str, str]:
+def _extra(name: str) -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return _ranges(project["optional-dependencies"]["cluster"])
+    return _ranges(project["optional-dependencies"][name])
 
 
 def _ranges(lines: list[str]) -> dict[str, str]:
@@ -45,16 +45,23 @@ def test_environment_yml_uses_one_channel_and_a_supported_python() -> None:
     assert "python=3.11" in environment["dependencies"]
 
 
-@pytest.mark.parametrize("name", ["torch", "trl", "transformers", "ray", "submitit"])
+PINNED = ["torch", "trl", "transformers", "ray", "submitit", "torchft", "nvidia-resiliency-ext", "pynvml"]
+
+
+@pytest.mark.parametrize("name", PINNED)
 def test_constraints_pin_within_the_allowed_range(name: str) -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {r.name: r.specifier for r in map(Requirement, filter(None, (line.partition("#")[0] for line in lines)))}
     (pin,) = pins[name]
     assert pin.operator == "=="
-    assert pin.version in Requirement(f"{name}{(_pyproject() | _cluster())[name]}").specifier
+    assert (
+        pin.version in Requirement(f"{name}{(_pyproject() | _extra('cluster') | _extra('recovery'))[name]}").specifier
+    )
 
 
-def test_the_tests_install_what_a_cluster_needs() -> None:
+def test_the_tests_install_what_a_cluster_and_recovery_need() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "moeproxy[cluster]" in project["optional-dependencies"]["test"]
-    assert set(_cluster()) == {"ray", "submitit"}
+    assert "moeproxy[recovery]" in project["optional-dependencies"]["test"]
+    assert set(_extra("cluster")) == {"ray", "submitit"}
+    assert set(_extra("recovery")) == {"ray", "torchft", "nvidia-resiliency-ext", "pynvml"}

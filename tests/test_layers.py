@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "triage/remedy.py": {"traces", "experts", "proxy", "lab"},
     "triage/remedy_study.py": {"traces", "experts", "proxy", "lab"},
     "scale": {"experts", "proxy"},
-    "recovery": {"traces"},
+    "recovery": {"traces", "experts", "proxy", "lab"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},
 }
 SHARED = {"errors", "files", "places"}
@@ -32,6 +32,19 @@ TORCH_FREE = (
     "__init__.py",
     "errors.py",
     "files.py",
+    "recovery/calculator",
+    "recovery/channel",
+    "recovery/checkpoints",
+    "recovery/detection",
+    "recovery/effective",
+    "recovery/events",
+    "recovery/machine_faults",
+    "recovery/manager_role",
+    "recovery/parting",
+    "recovery/plan",
+    "recovery/policy",
+    "recovery/timeline",
+    "recovery/torchft_log",
     "traces/",
     "triage/alarms",
     "triage/arrays",
@@ -50,6 +63,7 @@ TORCH_FREE = (
     "triage/logs",
     "triage/metric_checks",
     "triage/reference",
+    "triage/restarts",
 )
 HEAVY = {"torch", "transformers", "trl", "accelerate", "datasets"}
 

@@ -59,15 +59,18 @@ class RolloutEngine:
             mine.copy_(buffers[name])
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[str], *, step: int) -> Rollouts:
-        """Sample one response for each of `prompts` (B*G strings)."""
+    def generate(self, prompts: Sequence[str], *, step: int, share: int = 0) -> Rollouts:
+        """Sample one response for each of `prompts` (B*G strings).
+
+        Where the prompts of a step are shared out, the number of the share seeds sampling too.
+        """
         for module, scale in zip(self._attention, self._scales, strict=True):
             module.scaling = self._seams.attention_scale(scale, step=step)
         self._hooks.step = step
         self._seams.rollout_weights(self.model, step=step)
         prompt_ids = self._tokenizer(list(prompts))["input_ids"]
         with torch.random.fork_rng(devices=self._devices):
-            torch.manual_seed(1_000_003 * (self._seed + 1) + step)
+            torch.manual_seed(1_000_003 * (self._seed + 1) + step + 611_953 * share)
             if self._settings.environment == "calculator":
                 answer_calls = partial(self._seams.tool_turns, step=step)
                 return play(partial(self._turn, step=step), self._tokenizer, prompt_ids, answer_calls)

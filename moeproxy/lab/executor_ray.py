@@ -46,7 +46,7 @@ class RayExecutor:
 
         ours = not ray.is_initialized()
         if ours:
-            _start(self._options())
+            start_ray(self._options())
         followed, pending = Followed(jobs, report), {}
         try:
             # A worker that is used again would keep the memory, the threads and the patches of an earlier run.
@@ -70,12 +70,22 @@ class RayExecutor:
         quiet = {"log_to_driver": False, "configure_logging": False}
         if "address" in self.options or "RAY_ADDRESS" in os.environ:
             return quiet | self.options
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent from here unless the user wants it
-        here = {"num_cpus": self.workers, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        return quiet | here | {"_node_ip_address": "127.0.0.1"} | self.options
+        return quiet | local_options(self.workers, _STORE_BYTES) | self.options
 
 
-def _start(options: dict[str, Any]) -> None:
+def local_options(cores: int, store_bytes: int) -> dict[str, Any]:
+    """Return the options of `ray.init` for a Ray of this machine alone, reachable from nowhere else."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent from here unless the user wants it
+    here = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": store_bytes}
+    return here | {"_node_ip_address": "127.0.0.1"}
+
+
+def start_ray(options: dict[str, Any]) -> None:
+    """Initialise Ray.
+
+    Raises:
+        LabError: none can be started or joined.
+    """
     import ray
 
     try:

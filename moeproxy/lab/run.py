@@ -23,6 +23,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from moeproxy.errors import FaultError, LabError
 from moeproxy.files import provenance
+from moeproxy.lab.engine import RolloutEngine
 from moeproxy.lab.faults import check_injection, inject
 from moeproxy.lab.identity import Identity, identify, model_hash
 from moeproxy.lab.prompts import check_vocabulary, pool
@@ -91,6 +92,54 @@ def run(spec: RunSpec, *, progress: Progress | None = None, partial: Path | None
     return assembled(record.steps, record.rows, record.trajectories, ended)
 
 
+@contextmanager
+def prepared(spec: RunSpec, engine: Any, keep: Keep) -> Iterator[LabTrainer]:
+    """Yield the trainer of a run whose rollout engine is elsewhere; `train` runs it within.
+
+    Args:
+        spec: a healthy run of one process.
+        engine: has the `model`, `sync` and `generate` of `RolloutEngine`.
+        keep: see `LabTrainer`.
+
+    Raises:
+        CheckpointError: the model is no usable checkpoint.
+        LabError: the model does not know the testbed's tokens, or the task file cannot be used.
+    """
+    model = identify(spec.model, spec.method)
+    with _quiet(), _threads(spec.settings.threads), tempfile.TemporaryDirectory() as scratch:
+        trainer = _trainer(spec, model, Seams(), scratch, None, engine=engine, keep=keep)
+        try:
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def run_info(spec: RunSpec) -> RunInfo:
+    """Return what a trace says of a run.
+
+    Raises:
+        CheckpointError: the model is no usable checkpoint.
+    """
+    return _info(spec, identify(spec.model, spec.method))
+
+
+def rollout_engine(spec: RunSpec, seams: Seams) -> RolloutEngine:
+    """Return the rollout engine of a run, with the checkpoint's weights.
+
+    Raises:
+        CheckpointError: the model is no usable checkpoint.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(spec.model, padding_side="left")
+    loaded = _rollout_model(spec, identify(spec.model, spec.method))
+    return RolloutEngine(loaded, tokenizer, spec.settings, spec.seed, seams)
+
+
+def _rollout_model(spec: RunSpec, model: Identity) -> Any:
+    options = _model_options(model, spec.settings.rollout_dtype)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(spec.model, **options)
+    return loaded.to(spec.settings.device)
+
+
 def _check(spec: RunSpec, model: Identity) -> None:
     for injection in spec.injections:
         item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
@@ -104,22 +153,28 @@ def _check(spec: RunSpec, model: Identity) -> None:
         check_application(application, spec.settings, experts=model.n_experts > 0)
 
 
-def _trainer(spec: RunSpec, model: Identity, seams: Seams, scratch: str, progress: Progress | None) -> LabTrainer:
+def _trainer(
+    spec: RunSpec,
+    model: Identity,
+    seams: Seams,
+    scratch: str,
+    progress: Progress | None,
+    *,
+    engine: Any = None,
+    keep: Keep | None = None,
+) -> LabTrainer:
     settings = spec.settings
     tokenizer = AutoTokenizer.from_pretrained(spec.model, padding_side="left")
     tasks = pool(settings, spec.seed)
     check_vocabulary(tasks, settings, set(tokenizer.get_vocab()), spec.model)
-    rollout_model = None
-    if settings.engine == "lab":
-        options = _model_options(model, settings.rollout_dtype)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(spec.model, **options)
-        rollout_model = loaded.to(settings.device)
+    rollout_model = _rollout_model(spec, model) if settings.engine == "lab" and engine is None else None
     check_snapshots(spec, len(tasks), int(os.environ.get("WORLD_SIZE", "1")))
     hashed = model_hash(spec.model) if spec.snapshots else ""
     path = newest(spec, hashed)
     return LabTrainer(
         start=Snapshot.load(path) if path else None,
-        keep=_keeper(spec, hashed),
+        keep=keep or _keeper(spec, hashed),
+        engine=engine,
         rollout_model=rollout_model,
         seams=seams,
         settings=settings,

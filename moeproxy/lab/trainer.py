@@ -68,13 +68,15 @@ class LabTrainer(GRPOTrainer):
     mismatch between the engines reaches the loss, as it does in real systems.
 
     Args:
-        rollout_model: the rollout engine's own instance of the model; None where TRL's vLLM generates.
+        rollout_model: the rollout engine's own instance of the model; None where vLLM or `engine` generates.
         seams: where faults act.
         settings: of the loop.
         seed: of the rollout engine's sampling.
         progress: called after every step with (step, steps, signals).
         start: state to go on from, of a run of the same model, seed and settings.
         keep: called after every step with the step and a function that returns the state then.
+        engine: a rollout engine elsewhere, in place of one with `rollout_model`: it has `model`, `sync` and `generate`
+            of `RolloutEngine`.
         kwargs: TRL's own arguments.
     """
 
@@ -88,13 +90,14 @@ class LabTrainer(GRPOTrainer):
         progress: Progress | None,
         start: Snapshot | None = None,
         keep: Keep | None = None,
+        engine: Any = None,
         **kwargs: Any,
     ) -> None:
         self._seams, self._settings, self._progress = seams, settings, progress
         self._start, self._keep = start, keep
         self._judge = scorer(settings)
         score: Any = self._score  # TRL's type for reward functions names no keyword but it passes them all
-        rollout: Any = self._rollout if rollout_model is not None else None
+        rollout: Any = self._rollout if rollout_model is not None or engine is not None else None
         super().__init__(reward_funcs=score, rollout_func=rollout, **kwargs)
         self.record = Record(start.record if start else {})
         self._trained_logprobs = torch.empty(0)
@@ -104,6 +107,7 @@ class LabTrainer(GRPOTrainer):
         self._change = probes.WeightChange(trained.parameters())
         self._load = probes.RouterLoad(trained)
         tokenizer: Any = self.processing_class
+        self._engine: Any = engine
         if rollout_model is not None:
             self._engine = RolloutEngine(rollout_model, tokenizer, settings, seed, seams)
         self.remove_callback(PrinterCallback)  # it prints the last metrics to the reader's notebook
@@ -284,6 +288,10 @@ class LabTrainer(GRPOTrainer):
             "random": random_state(range(torch.cuda.device_count() if self._settings.device == "cuda" else 0)),
             "record": {"steps": record.steps, "rows": record.rows, "trajectories": record.trajectories},
         }
+
+    def start_from(self, start: Snapshot) -> None:
+        """Let `train`, which must not have begun, go on from a state that was not there when the trainer was made."""
+        self._start, self.record = start, Record(start.record)
 
     def resume(self) -> None:
         """Go on from the state given as `start`; the generators follow when the first step begins."""

@@ -13,6 +13,7 @@ from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.restarts import restarts, slowdown
 
 EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
 """Exit codes for scripts, by verdict."""
@@ -88,11 +89,18 @@ def exit_code(judged: Sequence[LogVerdict]) -> int:
 def verdict_of(name: str, run: Trace | LogTrace, diagnosis: Diagnosis | None) -> LogVerdict:
     """Return the verdict on a run, with what its log says beside the metrics; no diagnosis where it has none."""
     if isinstance(run, Trace):
-        return LogVerdict(name, diagnosis)
+        return LogVerdict(name, diagnosis, notes=_machines(run))
     if diagnosis is None:
         return LogVerdict(name, None, run.contents)
     resumed = [f"{resume}; what it replaced is not judged" for resume in run.info.resumes]
-    return LogVerdict(name, diagnosis, notes=(*run.info.notes, *resumed, *map(str, run.info.findings)))
+    notes = (*run.info.notes, *resumed, *_machines(run), *map(str, run.info.findings))
+    return LogVerdict(name, diagnosis, notes=notes)
+
+
+def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
+    """Return what the log shows of machines that failed or are slow."""
+    slow = slowdown(run)
+    return (*map(str, restarts(run)), *([str(slow)] if slow else []))
 
 
 def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:

@@ -1,0 +1,231 @@
+"""Expected effective training time of a cluster, from what one fault costs and how often there is one.
+
+Faults come at random, independently (Poisson). The time to get through a stretch of work that has to be done in one go,
+with a fixed cost after each fault that may itself be hit, is Daly's (FGCS 22, 2006, eq. 13; the same model is behind
+Meta's account of ETTR, arXiv 2410.21680).
+
+| strategy | after a fault |
+|---|---|
+| none | the job starts from its first step again |
+| task | every role restarts from the last checkpoint on disk (as in ByteRobust) |
+| role | the failed role only restarts; the trainer's state of the last step lies in a rollout's memory (RobustRL) |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from html import escape
+
+import numpy as np
+from scipy.optimize import brentq
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery.effective import Ettr
+
+NONE, TASK, ROLE = "none", "task", "role"
+STRATEGIES: Mapping[str, str] = {
+    NONE: "start again from the first step",
+    TASK: "restart everything from the checkpoint",
+    ROLE: "restart the failed role",
+}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A job on a cluster and what its faults cost, all times in seconds.
+
+    Args:
+        step: one training step without faults.
+        trainers, rollouts: machines of each role.
+        mtbf: mean time between failures of one machine.
+        detect: from a fault to its detection.
+        restart_task: until every role works again, on disk state (scheduling, processes, weights, warm-up).
+        restart_trainer, restart_rollout: the same for one role; with a warm standby seconds.
+        reconnect: until a restarted role has its weights and peers.
+        checkpoint_every: steps between checkpoints on disk.
+        checkpoint: what one holds the trainer up.
+        steps: length of the job, for the strategy `none`.
+    """
+
+    step: float
+    trainers: int = 1
+    rollouts: int = 1
+    mtbf: float = 50 * 24 * 3600.0
+    detect: float = 60.0
+    restart_task: float = 600.0
+    restart_trainer: float = 60.0
+    restart_rollout: float = 300.0
+    reconnect: float = 10.0
+    checkpoint_every: int = 10
+    checkpoint: float = 5.0
+    steps: int = 500
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            least = 0.0 if item.name in _MAY_BE_ZERO else 1 if item.type == "int" else math.ulp(0.0)
+            if not (math.isfinite(value) and value >= least):
+                raise RecoveryError(
+                    f"{item.name} is {value}", expected="a positive number, or 0 for what costs nothing"
+                )
+
+    @property
+    def trainer_faults_per_step(self) -> float:
+        """Expected faults of trainer machines in one step's time."""
+        return self.trainers * self.step / self.mtbf
+
+    def at_faults_per_step(self, trainer_faults: float) -> Cluster:
+        """Return the cluster with the mean time between failures that gives so many trainer faults a step."""
+        if not trainer_faults > 0:
+            raise RecoveryError(f"{trainer_faults} faults a step", expected="more than 0")
+        return replace(self, mtbf=self.trainers * self.step / trainer_faults)
+
+    @staticmethod
+    def measured(run: Ettr, **known: float) -> Cluster:
+        """Return the cluster whose costs are the medians of what a run showed.
+
+        Args:
+            run: with at least one outage of the trainer, of a rollout or of the whole task.
+            known: further fields, above all those that the run did not show.
+
+        Raises:
+            RecoveryError: the run showed no outage.
+        """
+        if not run.outages:
+            raise RecoveryError("the run had no outage", remedy="give the costs of a fault yourself, or kill a role")
+        costs = {"step": run.productive / run.steps, "detect": _median([o.detect - o.fault for o in run.outages])}
+        for name, chosen in (
+            ("restart_task", [o for o in run.outages if o.whole_task]),
+            ("restart_trainer", [o for o in run.outages if o.role == "trainer" and not o.whole_task]),
+            ("restart_rollout", [o for o in run.outages if o.role == "rollout" and not o.whole_task]),
+        ):
+            if chosen:
+                costs[name] = _median([o.ready - o.detect for o in chosen])
+        costs["reconnect"] = _median([o.end - o.ready for o in run.outages])
+        return Cluster(**(costs | known))  # pyright: ignore[reportArgumentType] - counts come through `known`
+
+
+_MAY_BE_ZERO = {"rollouts", "detect", "restart_task", "restart_trainer", "restart_rollout", "reconnect", "checkpoint"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What to expect of a job under one strategy.
+
+    Args:
+        strategy: a key of `STRATEGIES`.
+        ratio: effective training time ratio.
+        strict: the same without credit for rollouts that work on while a trainer is away.
+        wall: seconds of wall clock for one step that is kept.
+        lost: of them, seconds that each cause takes.
+    """
+
+    strategy: str
+    ratio: float
+    strict: float
+    wall: float
+    lost: dict[str, float]
+
+    def __repr__(self) -> str:
+        lost = ", ".join(f"{name} {seconds:.3g}" for name, seconds in self.lost.items() if seconds > 0)
+        return f"Expected({STRATEGIES[self.strategy]}: {self.ratio:.3f}, {self.wall:.3g} s a step; lost: {lost or 0} s)"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self)[9:-1])}</p>"
+
+
+def expected(cluster: Cluster, strategy: str = ROLE) -> Expected:
+    """Return the expected effective training time of a job.
+
+    Args:
+        cluster: the job and the costs of its faults.
+        strategy: what is done after a fault, a key of `STRATEGIES`.
+
+    Raises:
+        RecoveryError: no such strategy.
+
+    Example:
+        >>> expected(Cluster(step=300, trainers=16, rollouts=16), "role").ratio
+    """
+    if strategy not in STRATEGIES:
+        raise RecoveryError(f"no strategy {strategy!r}", expected=f"one of {', '.join(STRATEGIES)}")
+    if strategy == ROLE:
+        return _role(cluster)
+    rate = (cluster.trainers + cluster.rollouts) / cluster.mtbf
+    n = cluster.steps if strategy == NONE else cluster.checkpoint_every
+    saving = 0.0 if strategy == NONE else cluster.checkpoint
+    cost = cluster.detect + cluster.restart_task + cluster.reconnect
+    wall = stretch(n * cluster.step + saving, rate, cost) / n
+    lost = _shares(wall - cluster.step - saving / n, rate * wall, cluster, cluster.restart_task)
+    ratio = cluster.step / wall
+    return Expected(strategy, ratio, ratio, wall, lost | {"checkpoint": saving / n})
+
+
+def _role(cluster: Cluster) -> Expected:
+    """A trainer fault costs its restart and the step under way; a rollout fault only what that rollout would have made.
+
+    Rollouts make all of a step's work, so one of R away for x seconds costs x / R: the others share its part.
+    """
+    rate = cluster.trainers / cluster.mtbf
+    saving = cluster.checkpoint / cluster.checkpoint_every
+    cost = cluster.detect + cluster.restart_trainer + cluster.reconnect
+    wall = stretch(cluster.step + saving, rate, cost)
+    lost = _shares(wall - cluster.step - saving, rate * wall, cluster, cluster.restart_trainer)
+    credit = cluster.rollouts / (cluster.rollouts + cluster.trainers)
+    away = sum(lost[name] for name in ("detect", "restart", "reconnect"))
+    slowed = wall * (cluster.detect + cluster.restart_rollout + cluster.reconnect) / cluster.mtbf
+    lost |= {"checkpoint": saving, "fewer rollouts": slowed if cluster.rollouts else 0.0}
+    wall += lost["fewer rollouts"]
+    return Expected(ROLE, (cluster.step + credit * away) / wall, cluster.step / wall, wall, lost)
+
+
+def stretch(work: float, rate: float, cost: float) -> float:
+    """Return the expected seconds for `work` seconds in one go, with `rate` faults a second that cost `cost` each."""
+    if rate * (work + cost) < 1e-12:
+        return work
+    with np.errstate(over="ignore"):
+        return float(np.exp(rate * cost) * np.expm1(rate * work) / rate)
+
+
+def _shares(lost: float, faults: float, cluster: Cluster, restart: float) -> dict[str, float]:
+    """Share out what is lost in one step: `faults` of them cost their parts, the rest is work done again."""
+    parts = {"detect": cluster.detect, "restart": restart, "reconnect": cluster.reconnect}
+    if not math.isfinite(lost):
+        return dict.fromkeys(parts, math.inf) | {"recompute": math.inf}
+    found = {name: faults * seconds for name, seconds in parts.items()}
+    return found | {"recompute": max(0.0, lost - sum(found.values()))}
+
+
+def solved(
+    cluster: Cluster, name: str, strategy: str, *, ratio: float | None = None, wall: float | None = None
+) -> Cluster:
+    """Return the cluster with the cost `name` such that a strategy reaches a ratio, or a wall clock for a step.
+
+    Args:
+        cluster: with all other fields as they are.
+        name: a field in seconds, such as `restart_task`.
+        strategy: a key of `STRATEGIES`.
+        ratio, wall: one of them: the ETTR to reach, or the seconds for a step.
+
+    Raises:
+        RecoveryError: no value from 0 to 1000 steps' time does it.
+    """
+    if (ratio is None) == (wall is None):
+        raise RecoveryError("give either a ratio or a wall clock")
+
+    def miss(seconds: float) -> float:
+        found = expected(replace(cluster, **{name: seconds}), strategy)
+        return found.ratio - ratio if ratio is not None else (wall or 0.0) - found.wall
+
+    low, high = miss(0.0), miss(1000 * cluster.step)
+    if low * high > 0:
+        raise RecoveryError(
+            f"no {name} gives that", where=strategy, expected=f"between {expected(cluster, strategy)!r} and worse"
+        )
+    return replace(cluster, **{name: brentq(miss, 0.0, 1000 * cluster.step, xtol=1e-9)})
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values))

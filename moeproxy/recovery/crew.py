@@ -1,0 +1,109 @@
+"""The processes of a job on Ray: one actor a member, and nothing left of them at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from moeproxy.errors import RecoveryError
+from moeproxy.lab.executor_ray import local_options, start_ray
+from moeproxy.recovery import events as ev
+from moeproxy.recovery.manager_role import ManagerRole
+from moeproxy.recovery.rollout_role import RolloutRole
+from moeproxy.recovery.trainer_role import TrainerRole
+
+_STORE_BYTES = 300 * 2**20
+_THREADS = 8
+STARTING, READY, WORKING, DONE = "starting", "ready", "working", "done"
+
+
+@dataclass
+class Worker:
+    """One process of a job, as the job sees it.
+
+    Args:
+        name, role: which member; a replacement has the name of what it replaces.
+        actor: Ray's handle.
+        waited: what is being waited for: that it is ready, later that it ends.
+        since: when it was started (monotonic seconds).
+        state: `STARTING`, `READY`, `WORKING` or `DONE`.
+        pid: its process, once known.
+        looked: an unanswered look at it.
+        promoted: whether it is a standby that became the trainer while it started.
+    """
+
+    name: str
+    role: str
+    actor: Any
+    waited: Any
+    since: float
+    state: str = STARTING
+    pid: int = 0
+    looked: Any = None
+    promoted: bool = False
+
+
+@contextlib.contextmanager
+def ray_running(cores: int = 2) -> Iterator[None]:
+    """Use the Ray that the program has initialised, or start one on this machine and end it afterwards.
+
+    Raises:
+        RecoveryError: Ray is not installed.
+        LabError: it cannot be started.
+    """
+    if find_spec("ray") is None:
+        raise RecoveryError("ray is not installed", remedy="python -m pip install 'moeproxy[recovery]'")
+    import ray
+
+    ours = not ray.is_initialized()
+    if ours:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # Ray's processes inherit it
+        start_ray({"log_to_driver": False, "configure_logging": False, **local_options(cores, _STORE_BYTES)})
+    try:
+        yield
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def hired(name: str, role: str, now: float, *arguments: Any) -> Worker:
+    """Start the process of a member; it answers `waited` with its process number when it is ready."""
+    import ray
+
+    # No cores asked for: how many processes share a small machine is the job's to decide, not Ray's.
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0}
+    kinds: dict[str, Any] = {ev.TRAINER: _Trainer, ev.STANDBY: _Trainer, ev.ROLLOUT: _Rollout, ev.MANAGER: ManagerRole}
+    if role != ev.MANAGER:
+        options["max_concurrency"] = _THREADS
+    actor = ray.remote(**options)(kinds[role]).remote(*arguments)
+    return Worker(name, role, actor, actor.pid.remote(), now)
+
+
+def let_go(worker: Worker) -> None:
+    """End a member's process, at once and for good."""
+    import ray
+
+    with contextlib.suppress(Exception):  # dead already
+        ray.kill(worker.actor, no_restart=True)
+    if worker.pid:  # Ray asks a process to end; one that is stopped or stuck does not hear it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(worker.pid, signal.SIGKILL)
+
+
+class _Named:
+    def pid(self) -> int:
+        """Return the process number."""
+        return os.getpid()
+
+
+class _Trainer(TrainerRole, _Named):
+    """A trainer, as an actor."""
+
+
+class _Rollout(RolloutRole, _Named):
+    """A rollout, as an actor."""

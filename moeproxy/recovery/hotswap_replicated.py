@@ -1,0 +1,169 @@
+"""Hot swap of replicated state on torchft: a fixed world with spares. Run by `moeproxy.recovery.hotswap`.
+
+A spare takes part in every step with gradients that do not count, so it has the state already when a rank dies. One
+that starts later heals from a living rank's memory. All of that is torchft's; this file says what is trained, logged,
+checked and saved.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from moeproxy.recovery.hotswap import SwapPlan, read_plan
+from moeproxy.recovery.swap_member import SwapMember, end_with_parent
+
+_ADDRESS = "lighthouse.address"
+_LOOPBACK = "127.0.0.1"
+
+
+def lighthouse(folder: Path) -> None:
+    """Serve the quorum of a job until the parent ends."""
+    import socket
+
+    from torchft.coordination import LighthouseServer
+
+    plan = read_plan(folder)
+    server = LighthouseServer(
+        bind=f"{_LOOPBACK}:0",
+        min_replicas=plan.active,
+        join_timeout_ms=200,
+        quorum_tick_ms=20,
+        heartbeat_timeout_ms=int(1000 * plan.heartbeat),
+    )
+    address = server.address().replace(socket.gethostname(), _LOOPBACK)
+    temporary = folder / f"{_ADDRESS}.new"
+    temporary.write_text(address)
+    temporary.rename(folder / _ADDRESS)
+    while True:
+        time.sleep(3600)
+
+
+def member(folder: Path, name: str) -> None:
+    """Train as one replica to the job's end."""
+    import torch
+    from torch import distributed
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from torchft.manager import WorldSizeMode
+
+    me = SwapMember(folder, name)
+    _logged(folder / f"{name}.torchft.log")
+    model = me.model()
+    inner = me.optimizer(model)
+    _warmed(model, inner)
+    active, spares = me.plan.members[: me.plan.active], me.plan.members[me.plan.active :]
+    if name in spares:
+        me.wait_for("step_commit", active)  # so that the active ranks have the first numbers
+    store: Any = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        _LOOPBACK, 0, is_master=True, wait_for_workers=False
+    )
+
+    def healed(state: dict[str, Any]) -> None:
+        me.suffer("recover", 0)
+        model.load_state_dict(state["weights"])
+        inner.load_state_dict(state["optimizer"])
+        me.say("connected")
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=me.plan.timeout)),
+        min_replica_size=me.plan.active,
+        load_state_dict=healed,
+        state_dict=lambda: {"weights": model.state_dict(), "optimizer": inner.state_dict()},
+        replica_id=name,
+        rank=0,
+        world_size=1,
+        store_addr=_LOOPBACK,
+        store_port=store.port,
+        lighthouse_addr=_lighthouse_address(folder),
+        use_async_quorum=False,  # the batch depends on the rank, which is known after the quorum
+        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
+        timeout=timedelta(seconds=10 * me.plan.timeout),
+        quorum_timeout=timedelta(seconds=60),
+        hostname=_LOOPBACK,
+    )
+    parallel, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
+    me.say("ready")
+    torch.manual_seed(0)
+    while manager.current_step() < me.plan.steps:
+        _step(me, manager, parallel, optimizer, model, inner)
+        if name in active and manager.current_step() == 1:
+            me.wait_for("ready", spares)  # a real job's spares are there long before the first fault
+    me.finish()
+    os._exit(0)  # torchft's threads do not end by themselves
+
+
+def _logged(path: Path) -> None:
+    """Let torchft's records of quorums and commits go to a file, as its console exporter writes them."""
+    from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
+    from opentelemetry.sdk._logs.export import ConsoleLogRecordExporter, SimpleLogRecordProcessor
+
+    provider = LoggerProvider()
+    stream = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+    provider.add_log_record_processor(SimpleLogRecordProcessor(ConsoleLogRecordExporter(out=stream)))
+    for name in ("torchft_quorums", "torchft_commits"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.addHandler(LoggingHandler(level=logging.NOTSET, logger_provider=provider))
+
+
+def _step(me: SwapMember, manager: Any, parallel: Any, optimizer: Any, model: Any, inner: Any) -> None:
+    """Try one step; it counts when the quorum commits it."""
+    began = time.monotonic()
+    optimizer.zero_grad()  # waits for the quorum, and heals
+    step, rank = manager.current_step() + 1, manager.participating_rank()
+    me.say("step_begin", step)
+    me.loss(parallel, step, me.plan.active if rank is None else rank).backward()
+    me.suffer("update", step)
+    optimizer.step()
+    if manager.current_step() != step:
+        return
+    state = {"weights": model.state_dict(), "optimizer": inner.state_dict()}
+    me.done(step, state, seconds=time.monotonic() - began)
+    if rank == 0 and step % me.plan.checkpoint_every == 0:
+        me.checkpoint(step, {"step": step, **state})
+
+
+def _warmed(model: Any, optimizer: Any) -> None:
+    """Let the optimizer make its state without changing anything: a state that is healed has to be there before."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    import torch
+
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for value in state.values():
+            value.zero_()
+
+
+def _lighthouse_address(folder: Path) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if (folder / _ADDRESS).exists():
+            return (folder / _ADDRESS).read_text()
+        time.sleep(0.02)
+    raise TimeoutError("no lighthouse")
+
+
+def main() -> None:
+    """Be the lighthouse, or a replica: `python -m moeproxy.recovery.hotswap_replicated FOLDER NAME`."""
+    end_with_parent()
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    lighthouse(folder) if name == "lighthouse" else member(folder, name)
+
+
+__all__ = ["SwapPlan", "lighthouse", "member"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Catalogue of machine faults: what fails, how it is made here, how it shows, and what recovery does.
+
+They are no entries of `moeproxy.lab.faults`: those change what is trained, these must change nothing that is trained.
+`python -m moeproxy.recovery.machine_faults` rewrites MACHINES.md beside this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moeproxy.errors import RecoveryError
+from moeproxy.files import atomic_file
+from moeproxy.recovery.plan import Mishap
+
+PAGE = Path(__file__).with_name("MACHINES.md")
+_ROBUST = "arXiv 2512.22492 (RobustRL)"
+_LLAMA = "arXiv 2407.21783, section 3.3.4 (interruptions of Llama 3's training)"
+
+
+@dataclass(frozen=True)
+class MachineFault:
+    """One entry.
+
+    Args:
+        id: name used everywhere.
+        title: a few words for people.
+        what: what exactly happens here.
+        member: who is hit.
+        phase, kind: how it is made (see `moeproxy.recovery.plan.Mishap`); kind "" is made by a proxy between members.
+        shows: how it shows in events and in a log.
+        twin: the public report or paper that it stands for.
+        check: what tells it from a training fault, or from its neighbours.
+        remedy: what recovery does.
+        seconds: of a slow one.
+    """
+
+    id: str
+    title: str
+    what: str
+    member: str
+    phase: str
+    kind: str
+    shows: str
+    twin: str
+    check: str
+    remedy: str
+    seconds: float = 0.0
+
+    def mishap(self, step: int, member: str = "") -> Mishap:
+        """Return the mishap that makes this fault in a job.
+
+        Args:
+            step: of the trainer.
+            member: another one of the same role.
+
+        Raises:
+            RecoveryError: it is none of a member: it lies between two.
+        """
+        if not self.kind:
+            raise RecoveryError(f"{self.id} is no fault of a member", expected="a proxy between two of them")
+        return Mishap(member or self.member, step, self.phase, self.kind, self.seconds)
+
+
+MACHINE_FAULTS: dict[str, MachineFault] = {
+    item.id: item
+    for item in (
+        MachineFault(
+            id="trainer_killed",
+            title="Trainer killed",
+            what="SIGKILL to the trainer's process in the middle of an update.",
+            member="trainer",
+            phase="update",
+            kind="kill",
+            shows="One step takes as long as a restart; with disk checkpoints only, the log goes back some steps.",
+            twin=f"{_ROBUST}; {_LLAMA}",
+            check="Steps done again give the same numbers, and no signal jumps at the restart.",
+            remedy="A standby goes on from the state in a rollout's memory; rollouts keep generating.",
+        ),
+        MachineFault(
+            id="rollout_killed",
+            title="Rollout killed",
+            what="SIGKILL to one rollout's process while it generates.",
+            member="rollout-0",
+            phase="generate",
+            kind="kill",
+            shows="Steps take longer while fewer rollouts share the prompts; no signal moves.",
+            twin=_ROBUST,
+            check="Throughput drops by the share of the rollouts that are gone.",
+            remedy="The others take over its share; a replacement gets its weights from one of them.",
+        ),
+        MachineFault(
+            id="hung_collective",
+            title="Hung collective",
+            what="The update never returns, as a collective does whose peer is gone; the process lives and answers.",
+            member="trainer",
+            phase="update",
+            kind="hang",
+            shows="No step ends; processes are alive, and a plain heartbeat says that all is well.",
+            twin=f"{_LLAMA}; arXiv 2410.21680 (Meta)",
+            check="The trainer is in its own phase and makes no progress; a trainer that waits is idle by right.",
+            remedy="Judged failed after `trainer_hang` seconds in its own phase, killed, and replaced.",
+        ),
+        MachineFault(
+            id="slow_rank",
+            title="Slow machine (straggler)",
+            what="One rollout takes 0.3 s longer for each share, from a step on.",
+            member="rollout-1",
+            phase="generate",
+            kind="slow",
+            seconds=0.3,
+            shows="Steps take longer from some step to the end; no other signal moves.",
+            twin="arXiv 2410.12588 (FALCON, fail-slow)",
+            check="The clock alone moves: response lengths stay the same.",
+            remedy="It answers its heartbeat and is no failed one; others take the shares that it does not.",
+        ),
+        MachineFault(
+            id="network_drop",
+            title="Network drop between roles",
+            what="The connection that carries weights breaks off after some bytes, or goes dumb.",
+            member="rollout-0",
+            phase="weights",
+            kind="",
+            shows="A rollout stays in the phase `weights`; its neighbours have the version that it lacks.",
+            twin=f"{_ROBUST} (reconnect)",
+            check="The bytes that came are fewer than were said, or their checksum is wrong.",
+            remedy="The next member that has the weights is asked; damaged bytes are never used.",
+        ),
+        MachineFault(
+            id="disk_full",
+            title="Disk full at a checkpoint",
+            what="The operating system refuses to write the checkpoint (a limit on the size of files stands for it).",
+            member="trainer",
+            phase="publish",
+            kind="disk_full",
+            shows="An event `checkpoint` with its problem; training goes on.",
+            twin="arXiv 2410.21680 (Meta: failures of storage)",
+            check="Only the age of the newest checkpoint grows.",
+            remedy="The older checkpoint stays whole; the state lies in rollouts' memory meanwhile.",
+        ),
+        MachineFault(
+            id="corrupted_checkpoint",
+            title="Corrupted checkpoint",
+            what="One byte of the newest checkpoint is turned over on disk.",
+            member="trainer",
+            phase="publish",
+            kind="corrupt",
+            shows="Nothing, until a restart needs it.",
+            twin="arXiv 2407.21783 (silent data corruption)",
+            check="Its checksum is wrong.",
+            remedy="The older one is used; the damaged one is named and kept.",
+        ),
+    )
+}
+
+
+def machine_fault(fault_id: str) -> MachineFault:
+    """Return the machine fault with this id.
+
+    Raises:
+        RecoveryError: no such fault; the known ids are listed.
+    """
+    if fault_id not in MACHINE_FAULTS:
+        raise RecoveryError(f"unknown machine fault {fault_id!r}", expected=f"one of {', '.join(MACHINE_FAULTS)}")
+    return MACHINE_FAULTS[fault_id]
+
+
+def page() -> str:
+    """Return the catalogue as Markdown."""
+    head = "# Machine faults\n\nGenerated from `machine_faults.py`; do not edit. They change nothing that is trained.\n"
+    return "\n".join([head, *map(_entry, MACHINE_FAULTS.values())])
+
+
+def _entry(item: MachineFault) -> str:
+    rows = {
+        "What happens": item.what,
+        "How it shows": item.shows,
+        "Stands for": item.twin,
+        "Discriminating check": item.check,
+        "Recovery": item.remedy,
+    }
+    lines = "\n".join(f"- {name}: {text}" for name, text in rows.items())
+    return f"## `{item.id}`: {item.title}\n\n{lines}\n"
+
+
+if __name__ == "__main__":
+    with atomic_file(PAGE) as written:
+        written.write_text(page(), "utf-8")

@@ -1,0 +1,148 @@
+"""What decides a job in roles: how many of each, how faults are noticed and answered, and mishaps made on purpose."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
+from moeproxy.recovery.events import MANAGER, ROLLOUT, TRAINER
+
+__all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due"]
+
+PHASES: Mapping[str, tuple[str, ...]] = {
+    TRAINER: ("recover", "wait", "update", "publish"),
+    ROLLOUT: ("idle", "weights", "generate", "deliver"),
+    MANAGER: ("serve",),
+}
+"""What each role does: a trainer takes over a state, waits for trajectories, updates, and gives its state away."""
+
+KINDS = ("kill", "hang", "raise", "slow", "disk_full", "corrupt")
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """One fault to make on purpose in a job.
+
+    Args:
+        member: who is hit: "trainer", "manager", "rollout-0", ...
+        step: the trainer's step; for a rollout the first step that it works for from there on.
+        phase: in which of its `PHASES`.
+        kind: `kill` (SIGKILL to itself), `hang` (the phase never ends; the process lives on), `raise` (an exception),
+            `slow` (`seconds` longer in this phase from this step on), `disk_full` (no room from this step's checkpoint
+            on), `corrupt` (this step's checkpoint is damaged after it was written).
+        seconds: of `slow`.
+    """
+
+    member: str
+    step: int
+    phase: str
+    kind: str = "kill"
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        role = self.member.partition("-")[0]
+        if self.phase not in PHASES.get(role, ()):
+            known = "; ".join(f"{name}: {', '.join(phases)}" for name, phases in PHASES.items())
+            raise RecoveryError(f"a mishap of {self.member!r} in phase {self.phase!r}", expected=known)
+        if role == MANAGER and self.kind != "kill":
+            raise RecoveryError(f"a mishap of kind {self.kind!r} of the manager", expected="kill")
+        if self.kind not in KINDS:
+            raise RecoveryError(f"a mishap of kind {self.kind!r}", expected=f"one of {', '.join(KINDS)}")
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """How a job in roles runs.
+
+    Args:
+        rollouts: rollout members.
+        shares: parts of a step's prompts that are generated apart; any rollout can make any share, with the same
+            result. With 1 share and lag 0 the job is the lab's own run bit for bit.
+        lag: steps that rollouts may be ahead of the trainer: with 1, the responses of a step come from the weights
+            before the last update, so rollouts work while the trainer updates, or restarts.
+        holders: rollouts that hold the trainer's state of the last steps in memory.
+        standby: whether a second trainer process waits with everything loaded (the paper: on a rollout's machine).
+        strategy: after a fault, `role`, `task` or `none`, as in `moeproxy.recovery.calculator`.
+        checkpoint_every: steps between checkpoints on disk.
+        heartbeat: seconds between looks at the members.
+        trainer_hang: seconds in the phase `update` or `publish` without progress, after which a trainer is failed.
+        rollout_hang: seconds without throughput, though it has work, after which a rollout is asked for a heartbeat,
+            and failed when it gives none (60 in RobustRL).
+        answer: seconds a member has to answer a heartbeat.
+        max_task_restarts: restarts of the whole task after which the job ends.
+        mishaps: faults to make on purpose.
+        digests: whether to log digests of every step, for `verify`.
+    """
+
+    rollouts: int = 2
+    shares: int = 2
+    lag: int = 1
+    holders: int = 2
+    standby: bool = True
+    strategy: str = ROLE
+    checkpoint_every: int = 10
+    heartbeat: float = 0.5
+    trainer_hang: float = 60.0
+    rollout_hang: float = 60.0
+    answer: float = 5.0
+    max_task_restarts: int = 3
+    mishaps: tuple[Mishap, ...] = ()
+    digests: bool = True
+
+    def __post_init__(self) -> None:
+        least = {"rollouts": 1, "shares": 1, "lag": 0, "holders": 1, "checkpoint_every": 1, "max_task_restarts": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise RecoveryError(f"{name} is {getattr(self, name)}", expected=f"at least {value}")
+        for name in ("heartbeat", "trainer_hang", "rollout_hang", "answer"):
+            if not getattr(self, name) > 0:
+                raise RecoveryError(f"{name} is {getattr(self, name)}", expected="seconds, more than 0")
+        if self.strategy not in STRATEGIES:
+            raise RecoveryError(f"strategy is {self.strategy!r}", expected=f"one of {', '.join(STRATEGIES)}")
+        names = {"trainer", "manager", *self.rollout_names}
+        if unknown := {item.member for item in self.mishaps} - names:
+            raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(sorted(names))}")
+
+    @property
+    def rollout_names(self) -> tuple[str, ...]:
+        """Names of the rollouts."""
+        return tuple(f"rollout-{number}" for number in range(self.rollouts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> RolePlan:
+        """Return the plan that `to_dict` wrote."""
+        return replace(cls(), **{**stored, "mishaps": tuple(Mishap(**item) for item in stored["mishaps"])})
+
+
+def due(mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: int) -> Mishap | None:
+    """Return the mishap that is to happen now, at most once in a job, whoever asks.
+
+    A file records that it has happened, since the member that it hits does not live to tell. A `slow` one goes on.
+    """
+    for number, item in enumerate(mishaps):
+        if (item.member, item.phase) != (member, phase):
+            continue
+        if item.kind == "slow" and step >= item.step:
+            return item
+        # A rollout may get no share of the very step: its mishap then waits for the next that it does get.
+        now = step >= item.step if item.member.startswith(ROLLOUT) else step == item.step
+        if now and item.kind != "slow" and _first(folder / f"mishap-{number}"):
+            return item
+    return None
+
+
+def _first(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True

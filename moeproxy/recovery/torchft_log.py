@@ -1,0 +1,142 @@
+"""Events from the log of a torchft job: quorums and commits, as torchft exports them through OpenTelemetry.
+
+torchft 0.2 (`TORCHFT_USE_OTEL=true`) writes a JSON record for every quorum (`torchft_quorums`) and every vote on a step
+(`torchft_commits`). They say when steps ended, not when they began: a step's begin is taken to be the vote before it,
+and after a change of members the median undisturbed step before its own end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery import events as ev
+from moeproxy.recovery.events import Event, in_order
+
+
+@dataclass(frozen=True)
+class _Record:
+    t: float
+    replica: str
+    step: int
+    quorum: int
+    commit: bool | None  # None: a quorum
+
+
+def torchft_events(*paths: str | Path) -> list[Event]:
+    """Return the events of a torchft job.
+
+    Args:
+        paths: logs of its replicas, each a text file with OpenTelemetry's records among other output.
+
+    Raises:
+        RecoveryError: a file cannot be read, or there is no committed step in any.
+
+    Example:
+        >>> ettr(torchft_events("replica-0.log", "replica-1.log")).ratio
+    """
+    records = sorted((record for path in paths for record in _records(Path(path))), key=lambda record: record.t)
+    ends = _ends(records)
+    if len(ends) < 2:
+        raise RecoveryError(
+            "fewer than two committed steps",
+            where=", ".join(map(str, paths)),
+            expected="the console output of torchft under TORCHFT_USE_OTEL=true",
+        )
+    changes = _changes(records, ends[0][0])
+    usual = _usual(ends, changes)
+    replicas = {record.replica.partition(":")[0] for record in records}
+    trainers = max(1, len(replicas))
+    found = [Event(records[0].t, ev.JOB, "job", ev.JOB_START, None, {"trainers": trainers, "rollouts": 0})]
+    begin = min(records[0].t, ends[0][0])
+    for end, step in ends:
+        found += _step(begin, end, step, changes, usual)
+        begin = end
+    found.append(Event(ends[-1][0], ev.JOB, "job", ev.JOB_END, None, {"outcome": "log ends"}))
+    return in_order(found)
+
+
+def _step(begin: float, end: float, step: int, changes: Sequence[float], usual: float) -> Iterator[Event]:
+    """Yield the events of one step, and of the outage before it where the members changed."""
+
+    def event(t: float, name: str, **info: Any) -> Event:
+        return Event(t, ev.TRAINER, "replicas", name, step, info)
+
+    within = [t for t in changes if begin < t <= end]
+    start = max(begin, end - usual) if within else begin
+    if within:
+        noticed = min(within[0], start)
+        yield event(begin, ev.FAULT, kind="members changed")
+        yield event(noticed, ev.DETECT, kind="members changed")
+        yield event(start, ev.READY)
+    yield event(start, ev.STEP_BEGIN)
+    yield event(end, ev.STEP_COMMIT)
+
+
+def _ends(records: Sequence[_Record]) -> list[tuple[float, int]]:
+    """Return (time, step from 1) of every step's first positive vote, in order."""
+    found: dict[int, float] = {}
+    for record in records:
+        if record.commit:
+            found.setdefault(record.step + 1, record.t)
+    return sorted((t, step) for step, t in found.items())
+
+
+def _changes(records: Sequence[_Record], after: float) -> list[float]:
+    """Return when a new quorum was first seen after the job had begun to commit."""
+    first: dict[int, float] = {}
+    for record in records:
+        first.setdefault(record.quorum, record.t)
+    return sorted(t for t in first.values() if t > after)
+
+
+def _usual(ends: Sequence[tuple[float, int]], changes: Sequence[float]) -> float:
+    between = list(pairwise(ends))
+    calm = [b[0] - a[0] for a, b in between if not any(a[0] < t <= b[0] for t in changes)]
+    return median(calm or [b[0] - a[0] for a, b in between])
+
+
+def _records(path: Path) -> Iterator[_Record]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RecoveryError(f"no log ({error.strerror})", where=path) from error
+    for stored in _objects(text):
+        attributes = stored.get("attributes")
+        if isinstance(attributes, dict) and {"replica_id", "quorum_id", "step"} <= attributes.keys():
+            commit = attributes.get("commit_result")
+            yield _Record(
+                _time(stored, path),
+                str(attributes["replica_id"]),
+                int(attributes["step"]),
+                int(attributes["quorum_id"]),
+                None if commit is None else bool(commit),
+            )
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield every JSON object that begins a line; what stands between them is other output."""
+    decoder, place = json.JSONDecoder(), 0
+    while (place := text.find("{", place)) >= 0:
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except ValueError:
+            place += 1
+            continue
+        if isinstance(value, dict):
+            yield value
+        place = end
+
+
+def _time(stored: dict[str, Any], path: Path) -> float:
+    try:
+        return datetime.fromisoformat(str(stored["timestamp"]).replace("Z", "+00:00")).timestamp()
+    except (KeyError, ValueError) as error:
+        raise RecoveryError("a record without a time", where=path, expected="timestamp in ISO 8601") from error

@@ -1,0 +1,164 @@
+"""Effective training time of made-up time lines, second by second, and of a log in torchft's format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moeproxy import recovery
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery import events as ev
+from moeproxy.recovery.effective import Ettr
+from moeproxy.recovery.events import Event, EventLog, read_events
+from moeproxy.recovery.torchft_log import torchft_events
+
+Row = tuple[float, str, str] | tuple[float, str, str, int]
+
+
+def _job(*rows: Row, trainers: int = 1, rollouts: int = 1) -> list[Event]:
+    """Rows are (time, member, event, step); the job's own start and end are "job"."""
+    found = []
+    for t, member, name, *step in rows:
+        role = member.partition("-")[0]
+        info = {"trainers": trainers, "rollouts": rollouts} if name == ev.JOB_START else {}
+        found.append(Event(t, role, member, name, step[0] if step else None, info))
+    return found
+
+
+def _steps(begin: float, seconds: float, *steps: int) -> list[tuple[float, str, str, int]]:
+    rows: list[tuple[float, str, str, int]] = []
+    for number, step in enumerate(steps):
+        start = begin + number * seconds
+        rows += [(start, "trainer", ev.STEP_BEGIN, step), (start + seconds, "trainer", ev.STEP_COMMIT, step)]
+    return rows
+
+
+START, AWAY = (0.0, "job", ev.JOB_START), (14.0, "trainer", ev.STEP_BEGIN, 3)
+OUT = ((15.0, "trainer", ev.FAULT), (16.0, "trainer", ev.DETECT), (18.0, "trainer", ev.READY))
+
+
+def test_without_faults_all_time_is_effective_and_setting_up_is_apart() -> None:
+    found = recovery.ettr(_job(START, *_steps(10, 2, 1, 2, 3), (16.0, "job", ev.JOB_END)))
+    assert (found.ratio, found.setup, found.wall, found.steps, found.outages) == (1.0, 10.0, 6.0, 3, ())
+    assert set(found.lost.values()) == {0.0}
+
+
+@pytest.mark.parametrize(("rollouts", "credit"), [(0, 0.0), (1, 2.0), (3, 3.0)])
+def test_a_trainer_away_counts_by_the_rollouts_beside_it(rollouts: int, credit: float) -> None:
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *OUT, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*rows, rollouts=rollouts))
+    assert found.lost == {
+        "detect": 1.0, "restart": 2.0, "reconnect": 1.0, "recompute": 1.0, "checkpoint": 0.0, "idle": 0.0
+    }  # fmt: skip
+    assert (found.wall, found.productive, found.credit) == (11.0, 6.0, credit)
+    assert found.ratio == pytest.approx((6 + credit) / 11)
+    assert found.ratio_strict == pytest.approx(6 / 11)
+    assert found.by_member["trainer"] == pytest.approx(1 - 4 / 11)
+    (outage,) = found.outages
+    assert (outage.member, outage.step, outage.seconds, outage.whole_task) == ("trainer", 3, 4.0, False)
+
+
+def test_a_rollout_that_is_away_at_the_same_time_earns_no_credit() -> None:
+    away = ((15.5, "rollout-0", ev.DETECT), (17.5, "rollout-0", ev.READY), (17.5, "rollout-0", ev.CONNECTED))
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *OUT, *away, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]), rollouts=3))
+    assert found.credit == pytest.approx(0.75 * 2 + 0.5 * 2)
+    assert found.by_member["rollout-0"] == pytest.approx(1 - 2 / 11)
+    assert found.wall == pytest.approx(found.productive + sum(found.lost.values()))
+
+
+def test_a_rollout_away_alone_costs_nothing_while_the_trainer_goes_on() -> None:
+    away = ((11.0, "rollout-0", ev.DETECT), (13.0, "rollout-0", ev.READY), (13.5, "rollout-0", ev.CONNECTED))
+    rows = [START, *_steps(10, 2, 1, 2), *away, (14.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0])))
+    assert found.ratio == 1.0
+    assert found.by_member == {"trainer": 1.0, "rollout-0": pytest.approx(1 - 2.5 / 4)}
+
+
+def test_what_a_restart_from_the_checkpoint_does_again_is_lost_and_earns_no_credit() -> None:
+    away = ((15.0, "trainer", ev.FAULT), (16.0, "job", ev.TASK_RESTART), (18.0, "rollout-0", ev.READY))
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *away, *_steps(19, 2, 2, 3), (23.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*rows))
+    assert (found.wall, found.productive, found.credit, found.steps, found.repeated) == (13.0, 6.0, 0.0, 3, 1)
+    assert found.lost["recompute"] == 3.0  # step 2 once, and one second of step 3
+    assert found.outages[0].whole_task
+    assert found.by_member["rollout-0"] < 1
+
+
+def test_a_checkpoint_that_holds_the_trainer_up_is_lost() -> None:
+    events = _job(START, *_steps(10, 4, 1, 2), (18.0, "job", ev.JOB_END))
+    events.insert(2, Event(13.0, "trainer", "trainer", ev.CHECKPOINT, 1, {"seconds": 1.5}))
+    found = recovery.ettr(events)
+    assert (found.lost["checkpoint"], found.productive) == (1.5, 6.5)
+
+
+def test_a_standby_that_dies_is_no_outage_of_the_job() -> None:
+    rows = [START, *_steps(10, 2, 1), (11.0, "standby-0", ev.DETECT), (12.0, "job", ev.JOB_END)]
+    assert recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]))).outages == ()
+
+
+def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    trainer, job = EventLog(tmp_path, "trainer", "trainer"), EventLog(tmp_path, "job", "job")
+    job.add(ev.JOB_START, t=1.0, trainers=1, rollouts=2)
+    trainer.add(ev.STEP_BEGIN, 1, t=3.0)
+    trainer.add(ev.STEP_COMMIT, 1, t=4.0)
+    job.add(ev.JOB_END, t=5.0, outcome="done")
+    trainer.path.write_bytes(trainer.path.read_bytes() + b'{"t": 9')
+    found = read_events(tmp_path)
+    assert [event.event for event in found] == [ev.JOB_START, ev.STEP_BEGIN, ev.STEP_COMMIT, ev.JOB_END]
+    assert found[0].info == {"trainers": 1, "rollouts": 2}
+    result = recovery.ettr(tmp_path)
+    assert result.wall == 2.0
+    EventLog(tmp_path, "trainer", "trainer").add(ev.READY, t=4.5)  # a replacement writes on after the torn line
+    assert [event.event for event in read_events(tmp_path)].count(ev.READY) == 1
+    assert Ettr.load(result.save(tmp_path / "ettr.json")) == result
+
+
+@pytest.mark.parametrize(
+    "line", ["{]}", '{"t": 1}', '{"t": 1, "role": "cook", "member": "x", "event": "start"}', "[1]", "null"]
+)
+def test_a_line_that_is_no_event_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.events.jsonl").write_text(line + "\n")
+    with pytest.raises(RecoveryError, match="line 1 is no event"):
+        read_events(tmp_path)
+
+
+def test_nothing_to_judge_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecoveryError, match="no events"):
+        recovery.ettr(tmp_path)
+    with pytest.raises(RecoveryError, match="no step was finished"):
+        recovery.ettr(_job(START, AWAY))
+    with pytest.raises(RecoveryError, match="no saved effective"):
+        Ettr.load(tmp_path / "none.json")
+
+
+def _record(t: float, step: int, quorum: int, commit: bool | None, replica: str) -> str:
+    attributes = {"job_id": "unknown", "replica_id": f"{replica}:uuid", "rank": 0, "quorum_id": quorum, "step": step}
+    attributes |= {} if commit is None else {"commit_result": commit}
+    return json.dumps({"body": "", "attributes": attributes, "timestamp": f"2026-11-30T10:00:{t:09.6f}Z"}, indent=4)
+
+
+def test_a_torchft_log_shows_what_a_change_of_replicas_cost(tmp_path: Path) -> None:
+    """Steps of one second, a replica lost in step 4, which takes 3 s more; the log has other output between."""
+    ends = [1.0, 2.0, 3.0, 7.0, 8.0]
+    for name in ("r0", "r1"):
+        lines = ["[manager] starting {not json", _record(0.0, 0, 1, None, name)]
+        for step, t in enumerate(ends):
+            if name == "r1" and step >= 3:
+                break
+            if step == 3:
+                lines += [_record(4.0, 3, 1, False, name), _record(5.5, 3, 2, None, name)]
+            lines.append(_record(t, step, 2 if step >= 3 else 1, True, name))
+        (tmp_path / f"{name}.log").write_text("\n".join(lines))
+    found = recovery.ettr(torchft_events(tmp_path / "r0.log", tmp_path / "r1.log"))
+    assert (found.wall, found.productive, found.steps, found.credit) == (8.0, 5.0, 5, 0.0)
+    assert found.lost["detect"] == pytest.approx(2.5)
+    assert found.lost["restart"] == pytest.approx(0.5)
+    assert found.ratio == pytest.approx(5 / 8)
+    (tmp_path / "empty.log").write_text("nothing")
+    with pytest.raises(RecoveryError, match="fewer than two"):
+        torchft_events(tmp_path / "empty.log")
+    with pytest.raises(RecoveryError, match="no log"):
+        torchft_events(tmp_path / "none.log")

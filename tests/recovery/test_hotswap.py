@@ -1,0 +1,135 @@
+"""A spare takes over for a dead rank: no step is lost, and every rank's weights stay equal bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeproxy import recovery
+from moeproxy.errors import RecoveryError
+from moeproxy.places import data_dir
+from moeproxy.recovery import Mishap, hotswap
+from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
+from moeproxy.recovery.torchft_log import torchft_events
+
+MODEL = data_dir() / "models" / "qwen3-moe-tiny"
+LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
+Swap = Callable[..., SwapRun]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
+    pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
+    found = hot_swap(SwapPlan(MODEL), tmp_path_factory.mktemp("swap") / "calm", limit=LIMIT)
+    assert found.finished, found
+    return found
+
+
+@pytest.mark.slow
+def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path) -> None:
+    found = hot_swap(SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),)), tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.step) == (True, 20), found
+    assert recovery.verify(calm.folder, found.folder).equal
+    (seconds,) = found.recoveries
+    assert seconds < 20
+    # The same outage, seen by torchft's own log alone.
+    effective = recovery.ettr(torchft_events(*found.folder.glob("trainer-*.torchft.log")))
+    assert effective.steps == 20
+    assert effective.outages
+    assert 0 < effective.lost["detect"] + effective.lost["restart"] < seconds + 1
+    assert not recovery.ettr(torchft_events(*calm.folder.glob("trainer-[01].torchft.log"))).repeated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mishaps",
+    [
+        (Mishap("trainer-2", 9, "update"),),
+        (Mishap("trainer-0", 10, "publish"),),
+        (Mishap("trainer-1", 9, "update"), Mishap("trainer-2", 9, "update")),
+        (Mishap("trainer-1", 8, "update"), Mishap("trainer-3", 0, "recover")),
+    ],
+    ids=["the spare dies", "while a checkpoint is written", "two at once", "during recovery"],
+)
+def test_worse_faults_are_survived(mishaps: tuple[Mishap, ...], calm: SwapRun, tmp_path: Path) -> None:
+    spares = 1 if all(item.member != "trainer-3" for item in mishaps) else 2
+    found = hot_swap(SwapPlan(MODEL, spares=spares, mishaps=mishaps), tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.step) == (True, 20), found
+    assert recovery.verify(calm.folder, found.folder).equal
+
+
+@pytest.mark.slow
+def test_when_no_replica_is_left_the_verdict_names_the_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
+    both = (Mishap("trainer-0", 8, "update"), Mishap("trainer-1", 8, "update"))
+    found = hot_swap(SwapPlan(MODEL, spares=0, mishaps=both), tmp_path / "a", limit=LIMIT)
+    assert not found.finished
+    assert "0 of 2 ranks are left and no spare; the newest checkpoint is that after step 5" in found.outcome
+
+
+def test_what_cannot_be_swapped_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong, words in (({"driver": "hope"}, "no driver"), ({"active": 1}, "active is 1"), ({"steps": 0}, "steps is")):
+        arguments: dict[str, Any] = wrong
+        with pytest.raises(RecoveryError, match=words):
+            SwapPlan(MODEL, **arguments)
+    with pytest.raises(RecoveryError, match="mishaps of trainer-7"):
+        SwapPlan(MODEL, mishaps=(Mishap("trainer-7", 1, "update"),))
+    monkeypatch.setattr(hotswap, "find_spec", lambda _: None)
+    with pytest.raises(RecoveryError, match=r"torchft is not installed.*pip install 'moeproxy\[recovery\]'"):
+        hot_swap(SwapPlan(MODEL), tmp_path / "a")
+    plan = SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),))
+    assert SwapPlan.from_dict(plan.to_dict()) == plan
+
+
+def test_the_newest_step_that_every_shard_can_be_had_of_is_chosen() -> None:
+    from moeproxy.recovery.hotswap_sharded import choose
+
+    def rank(own: list[int], peer: list[int]) -> dict[str, list[int]]:
+        return {"own": own, "peer": peer}
+
+    whole = [rank([7, 8], [7, 8]) for _ in range(4)]
+    assert choose(whole) == (8, [])
+    assert choose([*whole[:2], rank([], []), whole[3]]) == (8, [2])
+    behind = rank([7, 8], [6, 7])  # the neighbour's copy of step 8 never arrived
+    assert choose([*whole[:2], rank([], []), behind]) == (7, [2])
+    assert choose([whole[0], rank([], []), rank([], []), whole[3]]) == (None, [1, 2])  # rank 1's copy died with 2
+    assert choose([rank([], []), whole[1], rank([], []), whole[3]]) == (8, [0, 2])
+    assert choose([rank([], [])] * 4) == (None, [0, 1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def calm_shards(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
+    pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
+    found = hot_swap(SHARDED, tmp_path_factory.mktemp("shards") / "calm", limit=LIMIT)
+    assert found.finished, found
+    return found
+
+
+SHARDED = SwapPlan(MODEL, driver="sharded", active=2, spares=1, steps=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mishaps", "repeats"),
+    [
+        ((Mishap("trainer-1", 7, "update"),), ()),
+        ((Mishap("trainer-1", 7, "publish"),), None),
+        ((Mishap("trainer-2", 0, "recover"), Mishap("trainer-1", 7, "update")), None),
+    ],
+    ids=["in an update", "while a snapshot is written", "no spare left"],
+)
+def test_a_shard_comes_back_from_the_neighbours_memory(
+    mishaps: tuple[Mishap, ...], repeats: tuple[int, ...] | None, calm_shards: SwapRun, tmp_path: Path
+) -> None:
+    found = hot_swap(replace(SHARDED, mishaps=mishaps), tmp_path / "a", limit=LIMIT)
+    same = recovery.verify(calm_shards.folder, found.folder)
+    assert same.equal
+    if len(mishaps) == 2:  # the spare dies as it takes over
+        assert "1 of 2 ranks are left and no spare; the newest checkpoint is that after step 5" in found.outcome
+    else:
+        assert (found.finished, found.step) == (True, 12), found
+        assert repeats is None or found.recoveries

@@ -1,0 +1,30 @@
+"""The catalogue of machine faults: complete, written out, and each one made in a real job that comes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery.machine_faults import MACHINE_FAULTS, PAGE, machine_fault, page
+from moeproxy.recovery.plan import RolePlan
+
+
+def test_the_page_is_up_to_date_and_every_entry_is_complete() -> None:
+    assert PAGE.read_text("utf-8") == page()
+    assert len(MACHINE_FAULTS) == 7
+    for item in MACHINE_FAULTS.values():
+        for words in (item.title, item.what, item.shows, item.twin, item.check, item.remedy):
+            assert words
+
+
+def test_every_fault_of_a_member_fits_a_plan() -> None:
+    mishaps = tuple(item.mishap(3) for item in MACHINE_FAULTS.values() if item.kind)
+    assert len(RolePlan(mishaps=mishaps).mishaps) == 6
+    assert machine_fault("rollout_killed").mishap(2, "rollout-1").member == "rollout-1"
+
+
+def test_what_is_not_there_is_refused() -> None:
+    with pytest.raises(RecoveryError, match=r"unknown machine fault 'flood'.*trainer_killed"):
+        machine_fault("flood")
+    with pytest.raises(RecoveryError, match="no fault of a member"):
+        machine_fault("network_drop").mishap(3)

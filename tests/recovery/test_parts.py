@@ -1,0 +1,310 @@
+"""What a job in roles is made of, each alone: rules, detection, manager, channel, checkpoints. No Ray, no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery.channel import Address, Server, checksum, fetch
+from moeproxy.recovery.checkpoints import Checkpoints
+from moeproxy.recovery.detection import ASK, FAILED, FINE, PATIENCE, Monitor, Progress
+from moeproxy.recovery.events import STEP_BEGIN, STEP_COMMIT, EventLog, trainer_step
+from moeproxy.recovery.manager_role import ManagerRole, Order, bounds
+from moeproxy.recovery.plan import Mishap, RolePlan, due
+from moeproxy.recovery.policy import (
+    DIED,
+    HUNG,
+    NO_RESTART,
+    RAISED,
+    RESTART_ROLE,
+    RESTART_TASK,
+    STOP,
+    Policy,
+)
+from moeproxy.recovery.trainer_role import _full_disk, damage
+
+PLAN = RolePlan()
+
+
+def test_a_fault_restarts_its_role_only() -> None:
+    policy = Policy(PLAN)
+    for step, (kind, member) in enumerate([(DIED, "trainer"), (HUNG, "rollout-1"), (RAISED, "trainer")], 2):
+        assert policy.decide(kind, member, step).action == RESTART_ROLE
+    assert policy.decide(DIED, "trainer", 1).action == RESTART_ROLE  # a machine may die in the first step, too
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ([(RAISED, "trainer", 1)], "raised in the first step"),
+        ([(DIED, "rollout-0", 5), (DIED, "trainer", 5)], "second fault in step 5"),
+        ([(DIED, "trainer", 3), (NO_RESTART, "trainer", 3), (NO_RESTART, "trainer", 3)], "second restart of trainer"),
+    ],
+)
+def test_the_three_cases_restart_the_task_and_only_their_last_fault_does(faults: list, reason: str) -> None:
+    policy = Policy(PLAN)
+    *before, last = [policy.decide(*fault) for fault in faults]
+    assert all(decision.action == RESTART_ROLE for decision in before)
+    assert last.action == RESTART_TASK
+    assert reason in last.reason
+
+
+def test_a_restarted_role_and_a_restarted_task_start_with_a_clean_sheet() -> None:
+    policy = Policy(RolePlan(max_task_restarts=1))
+    policy.decide(NO_RESTART, "rollout-0", 3)
+    policy.restarted("rollout-0")
+    assert policy.decide(NO_RESTART, "rollout-0", 3).action == RESTART_ROLE
+    policy.decide(DIED, "trainer", 3)
+    assert policy.decide(DIED, "trainer", 3).action == RESTART_TASK
+    policy.task_restarted(3)
+    assert policy.decide(DIED, "trainer", 3).action == RESTART_ROLE
+    ended = policy.decide(DIED, "trainer", 3)
+    assert ended.action == STOP
+    assert "restarted 1 times already" in ended.reason
+
+
+@pytest.mark.parametrize("strategy", ["task", "none"])
+def test_other_strategies_restart_the_task_for_everything(strategy: str) -> None:
+    assert Policy(RolePlan(strategy=strategy)).decide(DIED, "rollout-0", 7).action == RESTART_TASK
+
+
+def test_a_waiting_trainer_is_idle_by_right_and_a_stuck_one_is_not() -> None:
+    monitor = Monitor(RolePlan(trainer_hang=10))
+    assert monitor.judge("trainer", "trainer", 1e9) == FINE  # it is still starting
+    monitor.answered("trainer", Progress("wait", 0, 1), 0.0)
+    assert monitor.judge("trainer", "trainer", 1000.0) == FINE
+    monitor.answered("trainer", Progress("update", 1, 1), 1000.0)
+    for now in (1001.0, 1009.0):
+        monitor.answered("trainer", Progress("update", 1, 1), now)  # its process answers; its work stands still
+        assert monitor.judge("trainer", "trainer", now) == FINE
+    assert monitor.judge("trainer", "trainer", 1010.5) == FAILED
+    monitor.forget("trainer")
+    assert monitor.judge("trainer", "trainer", 1011.0) == FINE
+
+
+def test_a_rollout_is_judged_by_throughput_then_by_a_heartbeat() -> None:
+    monitor = Monitor(RolePlan(rollout_hang=60, answer=5))
+    monitor.answered("r", Progress("generate", 3, 1), 0.0)
+    assert monitor.judge("r", "rollout", 59.0) == FINE
+    assert monitor.judge("r", "rollout", 61.0) == ASK
+    assert monitor.judge("r", "rollout", 65.0) == FINE
+    assert monitor.judge("r", "rollout", 66.5) == FAILED
+
+
+def test_a_slow_rollout_that_answers_is_no_failed_one_but_patience_ends() -> None:
+    monitor = Monitor(RolePlan(rollout_hang=60, answer=5))
+    monitor.answered("r", Progress("generate", 3, 1), 0.0)
+    assert monitor.judge("r", "rollout", 61.0) == ASK
+    monitor.answered("r", Progress("generate", 3, 1), 62.0)
+    assert monitor.judge("r", "rollout", 100.0) == FINE
+    assert monitor.judge("r", "rollout", PATIENCE * 60 + 1) == FAILED
+    monitor.answered("r", Progress("idle", 3, 1), 400.0)  # no work: nothing to judge
+    assert monitor.judge("r", "rollout", 1e6) == FINE
+
+
+def _manager(steps: int = 3, lag: int = 1, committed: int = 0) -> ManagerRole:
+    schedule = [[f"{step}{c}" for c in "abcd"] for step in range(1, steps + 1)]
+    return ManagerRole(schedule, RolePlan(shares=2, lag=lag).to_dict(), committed)
+
+
+def test_shares_go_out_once_and_come_back_in_order() -> None:
+    async def job() -> None:
+        manager = _manager()
+        orders: list[Order] = [await manager.next(name) for name in ("x", "y", "x", "y")]  # type: ignore[misc]
+        assert [(o.step, o.share, o.version, o.prompts) for o in orders] == [
+            (1, 0, 0, ("1a", "1b")),
+            (1, 1, 0, ("1c", "1d")),
+            (2, 0, 0, ("2a", "2b")),
+            (2, 1, 0, ("2c", "2d")),
+        ]
+        waiting = asyncio.create_task(manager.next("x"))  # step 3 needs the weights after step 1
+        await manager.deliver("y", 1, 1, b"second")
+        await manager.deliver("x", 1, 0, b"first")
+        await manager.deliver("z", 1, 0, b"again")  # made twice: the first stays
+        assert await manager.take(1) == [b"first", b"second"]
+        await manager.available("y", ("127.0.0.1", 9), 1)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await manager.commit(1)
+        order = await waiting
+        assert (order.step, order.version, order.sources) == (3, 1, (("127.0.0.1", 9),))
+
+    asyncio.run(job())
+
+
+def test_what_a_lost_rollout_was_at_goes_out_again() -> None:
+    async def job() -> None:
+        manager = _manager(steps=1)
+        assert (await manager.next("x")).share == 0
+        assert (await manager.next("y")).share == 1
+        await manager.lost("x")
+        assert (await manager.next("y")).share == 0
+        assert (await manager.look())["at"] == {"y": (1, 0)}
+
+    asyncio.run(job())
+
+
+def test_a_trainer_that_goes_back_gets_the_step_again_and_the_end_is_told() -> None:
+    async def job() -> None:
+        manager = _manager(steps=2, committed=1)
+        taking = asyncio.create_task(manager.take(1))
+        await asyncio.sleep(0)
+        for name, share in (("x", 0), ("y", 1)):
+            order = await manager.next(name)
+            assert (order.step, order.share) == (1, share)
+            await manager.deliver(name, 1, share, name.encode())
+        assert await taking == [b"x", b"y"]
+        await manager.commit(1)
+        await manager.commit(2)
+        assert await manager.next("x") is None
+        assert (await manager.look())["held"] == {}
+
+    asyncio.run(job())
+
+
+@pytest.mark.parametrize(("n", "shares"), [(8, 3), (4, 4), (5, 1)])
+def test_shares_cover_everything_once(n: int, shares: int) -> None:
+    found = [i for share in range(shares) for i in range(*bounds(n, shares, share))]
+    assert found == list(range(n))
+
+
+@contextmanager
+def _proxy(target: Address, cut_after: int | None) -> Iterator[Address]:
+    """A network that fails between two members: the connection breaks off after some bytes, or goes dumb (None)."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            try:
+                peer, _ = listening.accept()
+            except OSError:
+                return
+            with peer, socket.create_connection(target) as behind:
+                behind.sendall(peer.recv(4096))
+                if cut_after is None:
+                    peer.recv(1)  # says nothing until the other side gives up
+                    return
+                sent = 0
+                while sent < cut_after and (data := behind.recv(min(1000, cut_after - sent))):
+                    peer.sendall(data)
+                    sent += len(data)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()
+    thread.join(5)
+
+
+WEIGHTS = bytes(range(256)) * 400
+
+
+def test_weights_come_from_the_next_source_when_the_network_drops() -> None:
+    server = Server(lambda version: WEIGHTS if version == 3 else None)
+    try:
+        assert fetch(3, [server.address]) == WEIGHTS
+        with _proxy(server.address, 5000) as cut, _proxy(server.address, None) as dumb:
+            assert fetch(3, [cut, dumb, server.address], timeout=0.3) == WEIGHTS
+        with _proxy(server.address, 5000) as cut, pytest.raises(RecoveryError, match=r"broke off after \d+ of 102400"):
+            fetch(3, [cut])
+        with pytest.raises(RecoveryError, match=r"no member gave the weights after 4 updates.*does not have it"):
+            fetch(4, [server.address])
+    finally:
+        server.close()
+    with pytest.raises(RecoveryError, match="refused"):
+        fetch(3, [server.address], timeout=0.5)
+    with pytest.raises(RecoveryError, match="nobody has them"):
+        fetch(3, [])
+
+
+def test_damaged_bytes_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(lambda _: WEIGHTS)
+    monkeypatch.setattr("moeproxy.recovery.channel.checksum", lambda payload: checksum(payload + b"x"))
+    answers: Iterator[str] = iter([checksum(WEIGHTS + b"x"), "other"])
+    monkeypatch.setattr("moeproxy.recovery.channel.checksum", lambda _: next(answers))
+    try:
+        with pytest.raises(RecoveryError, match="damaged"):
+            fetch(1, [server.address])
+    finally:
+        server.close()
+
+
+def test_the_newest_whole_checkpoint_is_taken_and_the_damaged_one_named(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    assert kept.newest() is None
+    for step in (10, 20, 30):
+        kept.save(step, b"state" * 1000 + bytes([step]))
+    assert [path.name for path in sorted(tmp_path.glob("*.pt"))] == ["state-000020.pt", "state-000030.pt"]
+    assert kept.newest(at_most=25).step == 20  # type: ignore[union-attr]
+    for harm, words in _harms():
+        kept.save(30, b"state" * 1000 + bytes([30]))
+        harm(tmp_path / "state-000030.pt")
+        found = kept.newest()
+        assert found is not None
+        assert (found.step, found.payload[-1]) == (20, 20)
+        assert words in found.skipped[0]
+
+
+def _harms() -> list[tuple[Callable[[Path], object], str]]:
+    return [
+        (damage, "checksum is wrong"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-3]), "bytes of"),
+        (lambda path: path.with_suffix(".json").unlink(), "No such file"),
+        (lambda path: path.with_suffix(".json").write_text("{"), "state-000030"),
+    ]
+
+
+def test_a_full_disk_is_an_error_that_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path)
+    kept.save(10, b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with _full_disk(True), pytest.raises(RecoveryError, match=r"after step 20 could not be written.*File too large"):
+        kept.save(20, bytes(2**20))
+    assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+    assert kept.newest().payload == b"old"  # type: ignore[union-attr]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state-000010.json", "state-000010.pt"]
+    with pytest.raises(RecoveryError, match="at least 2"):
+        Checkpoints(tmp_path, keep=1)
+
+
+def test_a_mishap_happens_once_in_a_job_but_slowness_stays(tmp_path: Path) -> None:
+    kill, slow = Mishap("trainer", 3, "update"), Mishap("rollout-1", 2, "generate", "slow", 0.1)
+    plan = RolePlan(mishaps=(kill, slow))
+    assert due(plan.mishaps, tmp_path, "trainer", "update", 2) is None
+    assert due(plan.mishaps, tmp_path, "trainer", "wait", 3) is None
+    assert due(plan.mishaps, tmp_path, "trainer", "update", 3) == kill
+    assert due(plan.mishaps, tmp_path, "trainer", "update", 3) is None
+    assert [due(plan.mishaps, tmp_path, "rollout-1", "generate", step) for step in (1, 2, 5)] == [None, slow, slow]
+    assert RolePlan.from_dict(plan.to_dict()) == plan
+    late = RolePlan(mishaps=(Mishap("rollout-0", 4, "generate"),)).mishaps
+    (tmp_path / "other").mkdir()
+    found = [due(late, tmp_path / "other", "rollout-0", "generate", step) for step in (3, 6, 7)]
+    assert found == [None, late[0], None]  # it had no share of step 4
+
+
+def test_impossible_plans_are_refused() -> None:
+    for wrong in ({"rollouts": 0}, {"lag": -1}, {"heartbeat": 0.0}, {"strategy": "hope"}):
+        with pytest.raises(RecoveryError, match=f"{next(iter(wrong))} is"):
+            RolePlan(**wrong)
+    with pytest.raises(RecoveryError, match="mishaps of rollout-7"):
+        RolePlan(mishaps=(Mishap("rollout-7", 1, "generate"),))
+    with pytest.raises(RecoveryError, match="in phase 'lunch'"):
+        Mishap("trainer", 1, "lunch")
+    with pytest.raises(RecoveryError, match="kind 'flood'"):
+        Mishap("trainer", 1, "update", "flood")
+
+
+def test_the_step_a_trainer_died_in_is_read_from_its_events(tmp_path: Path) -> None:
+    assert trainer_step(tmp_path) == 1
+    log = EventLog(tmp_path, "trainer", "trainer")
+    for step in range(1, 200):
+        log.add(STEP_BEGIN, step)
+        assert trainer_step(tmp_path) == step
+        log.add(STEP_COMMIT, step)
+    assert trainer_step(tmp_path) == 200

@@ -1,0 +1,215 @@
+"""Real GRPO in roles on Ray: members are killed in every phase, and the weights come out the same bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeproxy import recovery
+from moeproxy.errors import RecoveryError
+from moeproxy.lab.run import run
+from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
+from moeproxy.places import data_dir
+from moeproxy.recovery import Job, Mishap, RolePlan, RoleRun, crew
+from moeproxy.recovery.crew import ray_running
+from moeproxy.recovery.machine_faults import machine_fault
+
+pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
+
+SETTINGS = GRPOSettings(steps=10, prompts=4, samples=4, tasks=64)
+SPEC = RunSpec(data_dir() / "models" / "qwen3-moe-tiny", seed=3, settings=SETTINGS)
+LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_ray() -> Iterator[None]:
+    with ray_running():
+        yield
+
+
+def _job(folder: Path, *mishaps: Mishap, **plan: Any) -> RoleRun:
+    made = Job(SPEC, folder, RolePlan(**({"checkpoint_every": 4} | plan), mishaps=mishaps)).run(LIMIT)
+    assert not _alive(folder), "processes of the job are left"
+    return made
+
+
+def _alive(folder: Path) -> set[int]:
+    pids = {event.info["pid"] for event in recovery.read_events(folder) if event.event == "start"}
+    deadline = time.monotonic() + 5
+    while (left := {pid for pid in pids if _running(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state != "Z"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RoleRun:
+    found = _job(tmp_path_factory.mktemp("roles") / "undisturbed", standby=False)
+    assert found.finished
+    assert not found.ettr().outages
+    return found
+
+
+@pytest.mark.slow
+def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(tmp_path: Path) -> None:
+    found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
+    assert found.trace().equals(run(SPEC))
+
+
+def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
+    kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 10, "serve"))
+    found = _job(tmp_path / "job", *kills)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert found.task_restarts == []
+    effective = found.ettr()
+    assert [(item.role, item.kind) for item in effective.outages] == [
+        ("trainer", "died"),
+        ("rollout", "died"),
+        ("manager", "died"),
+    ]
+    assert effective.steps == SETTINGS.steps
+    assert effective.repeated == 0  # no finished step was done again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (Mishap("trainer", 1, "wait"), Mishap("rollout-0", 3, "weights")),
+        (Mishap("trainer", 4, "publish"), Mishap("rollout-0", 6, "deliver")),
+        (Mishap("rollout-0", 0, "idle"), Mishap("rollout-1", 4, "generate"), Mishap("trainer", 10, "publish")),
+    ],
+    ids=lambda kills: "+".join(f"{kill.member}-{kill.phase}" for kill in kills),
+)
+def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undisturbed: RoleRun, tmp_path: Path) -> None:
+    found = _job(tmp_path / "job", *kills)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert found.task_restarts == []
+
+
+@pytest.mark.slow
+def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tmp_path: Path) -> None:
+    """A collective that never returns: the trainer's process lives and answers. A rollout hangs the same way."""
+    hangs = (Mishap("trainer", 3, "update", "hang"), Mishap("rollout-0", 7, "generate", "hang"))
+    found = _job(tmp_path / "job", *hangs, trainer_hang=2.0, rollout_hang=0.5, heartbeat=0.2)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert [(item.role, item.kind) for item in found.ettr().outages] == [("trainer", "hung"), ("rollout", "hung")]
+    assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 2.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mishaps", "reason", "back"),
+    [
+        ((Mishap("trainer", 1, "update", "raise"),), "trainer raised in the first step", 0),
+        ((Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")), "a second fault in step 6", 4),
+    ],
+)
+def test_the_task_restarts_from_disk_in_the_papers_cases(
+    mishaps: tuple[Mishap, ...], reason: str, back: int, undisturbed: RoleRun, tmp_path: Path
+) -> None:
+    found = _job(tmp_path / "job", *mishaps)
+    assert found.finished, found
+    (restart,) = found.task_restarts
+    assert reason in restart
+    same = recovery.verify(undisturbed.folder, found.folder)
+    assert same.equal
+    assert same.repeats == ((back + 1,) if back else ())  # from the checkpoint after step 4
+
+
+@pytest.mark.slow
+def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
+    job = Job(SPEC, tmp_path / "job", RolePlan(checkpoint_every=4))
+
+    def strike() -> None:
+        for member, step in (("rollout-0", 2), ("trainer", 5), ("rollout-1", 8)):
+            while job.board()["step"] < step - 1 and not job.ended:
+                time.sleep(0.01)
+            if not job.ended:
+                with contextlib.suppress(RecoveryError):  # being replaced just now
+                    job.kill(member)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    found = job.run(LIMIT)
+    thread.join(10)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+
+
+@pytest.mark.slow
+def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
+    """The checkpoint after step 4 is damaged, that after 6 finds no room; then the task has to go back to step 2."""
+    mishaps = (
+        machine_fault("slow_rank").mishap(2),
+        machine_fault("corrupted_checkpoint").mishap(4),
+        machine_fault("disk_full").mishap(6),
+        Mishap("trainer", 7, "wait"),
+        Mishap("trainer", 7, "update"),
+    )
+    found = _job(tmp_path / "job", *mishaps, checkpoint_every=2)
+    assert found.finished, found
+    same = recovery.verify(undisturbed.folder, found.folder)
+    assert same.equal
+    assert same.repeats == (3, 4, 5, 6)
+    events = recovery.read_events(found.folder)
+    (restart,) = [event for event in events if event.event == "task_restart"]
+    assert restart.info["skipped"] == ["state-000004.pt: its checksum is wrong"]
+    (full,) = [event for event in events if event.event == "checkpoint" and event.info["problem"]]
+    assert (full.step, "File too large" in full.info["problem"]) == (6, True)
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(tmp_path: Path) -> None:
+    twice = [Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")]
+    found = _job(tmp_path / "job", *twice, max_task_restarts=0)
+    assert not found.finished
+    assert "second fault in step 6" in found.outcome
+    assert "the newest checkpoint is that after step 4" in found.outcome
+    assert found.state()["step"] == 4
+    assert len(found.trace().steps) == 4
+
+
+def test_an_interrupted_job_leaves_no_process(tmp_path: Path) -> None:
+    job = Job(SPEC, tmp_path / "job", RolePlan(standby=False))
+    threading.Timer(3.0, job.stop).start()
+    assert job.run(LIMIT).outcome == "stopped"
+    assert not _alive(tmp_path / "job")
+    with pytest.raises(RecoveryError, match="not up"):
+        job.kill("trainer")
+
+
+def test_what_cannot_be_made_in_roles_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecoveryError, match="training faults"):
+        Job(replace(SPEC, injection=Injection("kl_sign", 1.0, 2)), tmp_path / "a")
+    with pytest.raises(RecoveryError, match="4 prompts cannot be shared out into 3"):
+        Job(SPEC, tmp_path / "b", RolePlan(shares=3))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine.txt").write_text("keep")
+    with pytest.raises(RecoveryError, match="not empty"):
+        Job(SPEC, tmp_path / "c")
+    with pytest.raises(RecoveryError, match="no job in roles"):
+        RoleRun.load(tmp_path / "c")
+
+
+def test_without_ray_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "find_spec", lambda _: None)
+    with pytest.raises(RecoveryError, match=r"ray is not installed.*pip install 'moeproxy\[recovery\]'"), ray_running():
+        pass
