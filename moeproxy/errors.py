@@ -55,3 +55,7 @@ class TraceError(MoeproxyError):
 
 class ComparisonError(MoeproxyError):
     """Traces cannot be compared."""
+
+
+class ScaleError(MoeproxyError):
+    """A cluster cannot be emulated as asked for, or the emulation did not finish."""
