@@ -158,6 +158,7 @@ def record(
             ep=ep,
             steps=steps,
             losses=[result.losses for result in found],
+            logprobs=[result.logprobs for result in found],
             weights=[result.weights for result in found],
             seconds=[result.seconds for result in found],
             provenance={**provenance(), "machine": found[0].provenance["machine"]},

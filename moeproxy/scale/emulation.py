@@ -75,7 +75,8 @@ class Emulation:
             all-gather or reduce-scatter once more (measured); for NCCL not known.
         allocator_bytes: peak by torch's own allocator events of real steps, smallest first; empty for "fake".
         seconds: wall time of real steps; empty for "fake".
-        losses, weights: loss of each step and SHA-256 of the final weights, where a run was replayed or recorded.
+        losses, logprobs, weights: loss and mean log-prob of each step and SHA-256 of the final weights, where a run was
+            replayed or recorded.
         rss_bytes, wall_seconds: what the emulation itself cost.
         provenance: versions, command, machine, time.
     """
@@ -99,6 +100,7 @@ class Emulation:
     allocator_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
+    logprobs: tuple[float, ...] = ()
     weights: str = ""
     rss_bytes: int = 0
     wall_seconds: float = 0.0
@@ -130,7 +132,7 @@ class Emulation:
                 raise ValueError("another format version")
             stored["holders"] = tuple(Holder(**item) for item in stored["holders"])
             stored["traffic"] = tuple(Traffic(**item) for item in stored["traffic"])
-            for name in ("phases", "allocator_bytes", "seconds", "losses"):
+            for name in ("phases", "allocator_bytes", "seconds", "losses", "logprobs"):
                 stored[name] = tuple(stored[name])
             columns = len(CATEGORIES)
             stored["timeline_PC"] = np.array(stored["timeline_PC"], np.int64).reshape(-1, columns)

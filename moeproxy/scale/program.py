@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from moeproxy.errors import ScaleError
@@ -126,7 +126,7 @@ class GRPOProgram:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values that `from_dict` reads back."""
-        return {**asdict(self), "config": dict(self.config)}
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"config": dict(self.config)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> GRPOProgram:

@@ -25,7 +25,7 @@ class Recording:
         program: what ran.
         world, ep: where.
         steps: how many.
-        losses: of every step, by rank.
+        losses, logprobs: of every step, by rank.
         weights: SHA-256 of the final shards, by rank.
         seconds: wall time of every step, by rank.
         provenance: versions, machine, time.
@@ -37,6 +37,7 @@ class Recording:
     ep: int
     steps: int
     losses: tuple[tuple[float, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
     weights: tuple[str, ...]
     seconds: tuple[tuple[float, ...], ...]
     provenance: Mapping[str, Any]
@@ -54,7 +55,7 @@ class Recording:
             if stored.pop("format") != FORMAT:
                 raise ValueError("another format version")
             stored["program"] = GRPOProgram.from_dict(stored["program"])
-            for name in ("losses", "seconds"):
+            for name in ("losses", "logprobs", "seconds"):
                 stored[name] = tuple(map(tuple, stored[name]))
             stored["weights"] = tuple(stored["weights"])
             return cls(folder, **stored)

@@ -77,9 +77,9 @@ def _capped(weights: np.ndarray, total: float, cap: float) -> np.ndarray:
     """Scale falling weights to sum to `total`, none above `cap`; what is cut off goes to the ones after."""
     out, left = np.zeros_like(weights), total
     for place in range(len(weights)):
-        scale = left / weights[place:].sum()
-        if weights[place] * scale <= cap:
-            out[place:] = weights[place:] * scale
+        tail = weights[place:].sum()
+        if tail > 0 and weights[place] / tail * left <= cap:
+            out[place:] = weights[place:] / tail * left
             return out
         out[place] = min(cap, left)
         left -= out[place]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from moeproxy.files import provenance
-from moeproxy.scale import backends, dispatch, virtual
+from moeproxy.scale import attention, backends, dispatch, virtual
 from moeproxy.scale.allocator import allocator_peak, held
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.layout import Layout
@@ -65,9 +65,9 @@ def real(
     _join_real(layout, meeting, backends.RECORD if folder else "gloo")
     training = Training(asked, layout, distributed_plan(asked, layout, "noted"))
     if folder:
-        losses, seconds = _steps(training, steps)
+        told, seconds = _steps(training, steps)
         write_log(rank_file(Path(folder), layout.rank), backends.LOG)
-        measured = {"losses": losses, "seconds": seconds, "weights": fingerprint(training)}
+        measured = {**_told(told), "seconds": seconds, "weights": fingerprint(training)}
     else:
         _steps(training, steps)
         measured = {}
@@ -90,18 +90,18 @@ def replay(program: Mapping[str, Any], layout: Layout, folder: str, steps: int) 
     store = virtual.FakeStore()
     dist.init_process_group(backends.REPLAY, rank=layout.rank, world_size=layout.world, store=store)
     training = Training(asked, layout, distributed_plan(asked, layout, "noted"))
-    losses, seconds = _steps(training, steps - 1)
-    course, last = metered(training)
-    found = {"losses": (*losses, last.item()), "seconds": seconds, "weights": fingerprint(training)}
+    told, seconds = _steps(training, steps - 1)
+    course, last_2 = metered(training)
+    found = {**_told([*told, last_2.tolist()]), "seconds": seconds, "weights": fingerprint(training)}
     return _result(asked, layout, "replay", "as recorded", course, began, **found)
 
 
 def metered(training: Training) -> tuple[Course, torch.Tensor]:
-    """Make one step under a `Meter`; return what it saw, and the loss."""
+    """Make one step under a `Meter`; return what it saw, and what the step told (2,)."""
     meter = Meter(training.parameters, training.model.buffers(), training.state(), _inputs(training))
     with meter:
-        loss = training.step(meter.mark)
-    return meter.course, loss
+        told_2 = training.step(meter.mark)
+    return meter.course, told_2
 
 
 def _inputs(training: Training) -> list[torch.Tensor]:
@@ -125,29 +125,29 @@ def _repeated(training: Training, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         dist.barrier()
         peaks.append(before + allocator_peak(training.step))
-    _losses, seconds = _steps(training, repeats)
+    _, seconds = _steps(training, repeats)
     return {"allocator_bytes": tuple(sorted(peaks)), "seconds": seconds}
 
 
-def _steps(training: Training, number: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    losses, seconds = [], []
+def _steps(training: Training, number: int) -> tuple[list[list[float]], tuple[float, ...]]:
+    """Make steps; return what each told, and its wall time."""
+    told, seconds = [], []
     for _ in range(number):
-        loss, took = _timed(lambda: training.step().item())
-        losses.append(loss)
-        seconds.append(took)
-    return tuple(losses), tuple(seconds)
+        began = time.perf_counter()
+        told.append(training.step().tolist())
+        seconds.append(time.perf_counter() - began)
+    return told, tuple(seconds)
 
 
-def _timed(step: Any) -> tuple[float, float]:
-    began = time.perf_counter()
-    value = step()
-    return value, time.perf_counter() - began
+def _told(steps: list[list[float]]) -> dict[str, tuple[float, ...]]:
+    return {"losses": tuple(loss for loss, _ in steps), "logprobs": tuple(logprob for _, logprob in steps)}
 
 
 def _prepare() -> None:
     """Set this process up: one thread, the seams registered, nothing left of an earlier model."""
     torch.set_num_threads(1)
     virtual.unpacked_only()
+    attention.register()
     dispatch.register()
     backends.register()
 

@@ -18,6 +18,7 @@ from transformers.distributed import DistributedConfig
 from trl.trainer.utils import selective_log_softmax
 
 from moeproxy.errors import ScaleError
+from moeproxy.scale import attention
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 
@@ -45,7 +46,7 @@ class Training:
         self.program = program
         torch.manual_seed(program.seed)
         config = model_config(program)
-        built = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        built = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
         built.set_experts_implementation("grouped_mm")
         self.model: PreTrainedModel = type(built).maybe_distribute_model(built, *plan)
         if program.checkpointing:
@@ -61,11 +62,16 @@ class Training:
         return MicroBatch(torch.randint(vocabulary, size), torch.randn(self.program.sequences))
 
     def step(self, mark: Mark = lambda phase: None) -> torch.Tensor:
-        """Make one update and return the summed loss; `mark` is told each phase as it begins."""
+        """Make one update; `mark` is told each phase as it begins.
+
+        Returns:
+            The loss and the mean log-prob of the completions (2,). On-policy the loss itself is the mean advantage
+            with its sign changed, whatever the weights; the log-prob tells whether two runs are the same.
+        """
         mark("old log-probs")
         with torch.no_grad():
             old = [self._logprobs(batch) for batch in self.batches]
-        total = torch.zeros(())
+        total_2 = torch.zeros(2)
         for batch, old_BC in zip(self.batches, old, strict=True):
             mark("forward")
             new_BC = self._logprobs(batch)
@@ -73,13 +79,13 @@ class Training:
             loss = self._loss(new_BC, old_BC, batch.advantages_B) / len(self.batches)
             mark("backward")
             loss.backward()
-            total = total + loss.detach()
+            total_2 += torch.stack([loss.detach(), new_BC.detach().float().mean() / len(self.batches)])
             del loss, new_BC
         mark("optimizer")
         clip_gradients(self.parameters, self.program.max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return total
+        return total_2
 
     def _logprobs(self, batch: MicroBatch) -> torch.Tensor:
         """Log-probs (B, C) of the completions, with TRL's own memory-saving function."""

@@ -74,16 +74,14 @@ def test_more_ranks_than_experts_pad_every_expert() -> None:
 def test_skew_doubles_the_hot_ranks_peak() -> None:
     peaks = [emulate(LONG, 16, 4, 1, Routing.skewed(8, factor, ep=4, ep_rank=1)).peak_bytes for factor in (1.0, 4.0)]
     assert peaks[1] > 1.8 * peaks[0]
-    cold = emulate(LONG, 16, 4, 0, Routing.skewed(8, 4.0, ep=4, ep_rank=1)).peak_bytes
-    assert cold < peaks[0], "its peers have less to do"
 
 
 def test_the_hottest_rank_is_the_one_with_the_highest_peak() -> None:
     share_LE = np.random.default_rng(3).dirichlet(np.ones(8), size=2).clip(max=0.5)
     share_LE /= share_LE.sum(axis=1, keepdims=True)
     routing = Routing("drawn", share_LE)
-    peaks = [emulate(LONG, 8, 4, rank, routing).peak_bytes for rank in range(4)]
-    assert int(np.argmax(peaks)) == hottest_rank(routing, Layout(8, 4), n_layers=2)
+    peaks = [emulate(LONG, 4, 2, rank, routing).peak_bytes for rank in range(2)]
+    assert int(np.argmax(peaks)) == hottest_rank(routing, Layout(4, 2), n_layers=2)
 
 
 def test_recomputing_and_smaller_proxies_save_memory(program: GRPOProgram, balanced: Emulation) -> None:

@@ -21,7 +21,7 @@ class Wide(nn.Module):
         return second
 
 
-def hand_made(fake: bool) -> Course:
+def hand_made(fake: bool) -> tuple[Course, list[torch.Tensor]]:
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.no_grad():
         model, inputs = Wide(), torch.empty(10)
         meter = Meter([], inputs=[inputs])
@@ -30,20 +30,19 @@ def hand_made(fake: bool) -> Course:
             out = model(inputs)
             meter.mark("optimizer")
             state = torch.empty(100)
-        del out, state
-    return meter.course
+    return meter.course, [inputs, out, state]  # what lives on, or the course would end with nothing
 
 
 def test_known_bytes() -> None:
     for fake in (False, True):
-        course = hand_made(fake)
+        course, alive = hand_made(fake)
         assert course.peak == 4 * (10 + 1000 + 500)
         found = summarised(course)
         assert (found["peak_phase"], found["peak_module"]) == ("forward", "Wide")
         assert found["peak"]["activations"] == course.peak
         assert found["phases"] == ("before", "forward", "optimizer")
         last = found["timeline_PC"][-1]
-        assert last.sum() == 4 * (10 + 500 + 100)
+        assert last.sum() == 4 * (10 + 500 + 100) == sum(4 * tensor.numel() for tensor in alive)
         assert last[3] == 4 * 100, "what the optimizer's phase makes is the optimizer's"
         assert {(h.module, h.nbytes, h.tensors) for h in found["holders"]} == {("Wide", 6000, 2), ("", 40, 1)}
 

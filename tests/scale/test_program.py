@@ -37,10 +37,13 @@ def test_a_program_survives_storage(program: GRPOProgram) -> None:
     [
         (lambda: GRPOProgram(TINY, sequences=0), "sequences is 0"),
         (lambda: GRPOProgram(TINY, prompt=500, completion=500), "1000 tokens in a model with 512"),
-        (lambda: GRPOProgram(TINY, temperature=0.0), "temperature is 0"),
-        (lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_experts"}), "says no number of experts"),
-        (lambda: GRPOProgram(TINY).sliced(3), "1 to 2"),
-        (lambda: GRPOProgram(TINY).pruned(1), r"2 \(top-k\) to 8"),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8, temperature=0.0), "temperature is 0"),
+        (
+            lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_experts"}, prompt=8, completion=8),
+            "says no number of experts",
+        ),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8).sliced(3), "1 to 2"),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8).pruned(1), r"2 \(top-k\) to 8"),
         (lambda: Layout(1, 1), "at least 2 ranks"),
         (lambda: Layout(12, 8), "one of 1, 2, 3, 4, 6, 12"),
         (lambda: Layout(8, 4, 8), "0 to 7"),
