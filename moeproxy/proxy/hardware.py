@@ -17,8 +17,8 @@ class Device:
 
     Args:
         name: key of `DEVICES`.
-        memory_gib: memory in GiB. Data sheets say GB where the memory is sold in powers of two (80, 96, 64), so those
-            are GiB here; H200's 141 GB are decimal (131.3 GiB).
+        memory_gib: memory in GiB, as the driver reports it where that is known; otherwise as it is sold, since the
+            "GB" of data sheets are GiB within two per cent (an H100 of 80 GB reports 79.6 GiB).
         bf16_tflops: dense peak in TFLOP/s.
         memory_tb_s: memory bandwidth in TB/s.
         link_gb_s: one way to devices of the same node, GB/s.
@@ -42,10 +42,37 @@ DEVICES: dict[str, Device] = {
     one.name: one
     for one in (
         Device(
-            "A100-80GB", 80, 312, 2.039, 300, 25, 8, "NVIDIA A100 data sheet (SXM); network: 200 Gb/s, as in DGX A100"
+            "A100-80GB",
+            80,
+            312,
+            2.039,
+            300,
+            25,
+            8,
+            "NVIDIA A100 data sheet (SXM); network: one 200 Gb/s port a device, as in DGX A100; memory: the driver's "
+            "81,920 MiB (github.com/modal-labs/modal-client/pull/2797)",
         ),
-        Device("H100", 80, 989, 3.35, 450, 50, 8, f"NVIDIA H100 data sheet (SXM; the sparse 1,979 halved); {_NETWORK}"),
-        Device("H200", 131.3, 989, 4.8, 450, 50, 8, f"NVIDIA H200 data sheet (SXM); {_NETWORK}"),
+        Device(
+            "H100",
+            79.6,
+            989,
+            3.35,
+            450,
+            50,
+            8,
+            f"NVIDIA H100 data sheet (SXM; the sparse 1,979 halved); {_NETWORK}; memory: the driver's 81,559 MiB "
+            "(github.com/NVIDIA/nccl/issues/1264)",
+        ),
+        Device(
+            "H200",
+            139,
+            989,
+            4.8,
+            450,
+            50,
+            8,
+            f"NVIDIA H200 data sheet (SXM, 141 GB); {_NETWORK}; memory: what a program sees of one, rounded down",
+        ),
         Device(
             "H20",
             96,

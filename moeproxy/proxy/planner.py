@@ -24,6 +24,10 @@ MOST = 16384
 """Devices beyond which the search gives up."""
 
 
+class TooLarge(ProxyError):
+    """A job does not fit on any number of devices."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The fewest devices for one model size, and why not fewer.
@@ -69,7 +73,8 @@ def plan_devices(
         n_experts: experts a layer; the original's by default.
 
     Raises:
-        ProxyError: no proxy can have so many experts, or not even `MOST` devices are enough.
+        TooLarge: not even `MOST` devices are enough.
+        ProxyError: no proxy can have so many experts.
 
     Example:
         >>> plan_devices(QWEN3_30B_A3B, RLLayout(rollout_devices=8), "Ascend-910B").devices
@@ -121,9 +126,9 @@ def binding(plan: Plan) -> str:
     return f"{phase}: {term} ({largest:.1f} of {need:.1f} GiB on {plan.devices})"
 
 
-def _too_large(plan: Plan | None, layout: RLLayout, kind: Device) -> ProxyError:
+def _too_large(plan: Plan | None, layout: RLLayout, kind: Device) -> TooLarge:
     why = binding(plan) if plan else f"no number of devices up to {MOST} suits the layout"
-    return ProxyError(
+    return TooLarge(
         f"the job does not fit on {MOST} x {kind.name}: {why}; {plan.room / 2**30 if plan else 0:.1f} GiB are usable",
         expected="a number of devices among which the state can be spread",
         remedy="shorten sequences, recompute activations, raise tp, ep or rollout_devices, offload, or choose another "
@@ -139,6 +144,8 @@ def plan_table(
 ) -> pd.DataFrame:
     """Return one row for the original and one for every proxy size: experts, weights, devices, what binds.
 
+    A size that fits on no number of devices has None for devices, and why as what binds.
+
     Args:
         model, layout, on: as in `plan_devices`.
         counts: proxy sizes; all possible ones by default.
@@ -147,20 +154,24 @@ def plan_table(
 
     shape = model if isinstance(model, ModelShape) else ModelShape.of(model)
     wanted = sorted({*(shape.counts if counts is None else counts), shape.n_experts}, reverse=True)
-    rows = []
-    for count in wanted:
+    return pd.DataFrame([_row(shape, layout, on, count) for count in wanted])
+
+
+def _row(shape: ModelShape, layout: RLLayout, on: Device | str, count: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "model": "original" if count == shape.n_experts else f"proxy-{count}",
+        "experts": count,
+        "params": shape.params(count),
+    }
+    try:
         plan = plan_devices(shape, layout, on, count)
-        rows.append(
-            {
-                "model": "original" if count == shape.n_experts else f"proxy-{count}",
-                "experts": count,
-                "params": plan.params,
-                "devices": plan.devices,
-                "GiB a device": round(plan.fullest / 2**30, 1),
-                "binding": plan.binding,
-            }
-        )
-    return pd.DataFrame(rows)
+    except TooLarge as error:
+        return row | {"devices": None, "GiB a device": None, "binding": error.found}
+    return row | {
+        "devices": plan.devices,
+        "GiB a device": round(plan.fullest / 2**30, 1),
+        "binding": plan.binding,
+    }
 
 
 def device_hours(devices: int, seconds: float) -> float:

@@ -36,7 +36,9 @@ class RLLayout:
         offload_optimizer: optimizer state lives in host memory.
         offload_weights: the trainer's state leaves the device while the rollout works.
         rollout_sleeps: the rollout's weights and cache leave the device while the trainer works.
-        skew: rows that the busiest expert-parallel rank gets, over the mean.
+        skew: rows that the expert-parallel rank looked at gets, over the mean; above 1 for the busiest.
+        whole_experts: experts are sharded whole and padded, as FSDP2 does it in transformers and torchtitan; otherwise
+            any slice of them can lie anywhere (FSDP1, ZeRO, Megatron's distributed optimizer).
         usable: share of a device's memory that tensors may take; the rest is for the communication library, kernels
             and fragmentation.
         steps: numbers of devices tried: whole nodes, powers of two, or any (multiples of the rollout instance always).
@@ -63,6 +65,7 @@ class RLLayout:
     offload_weights: bool = False
     rollout_sleeps: bool = True
     skew: float = 1.0
+    whole_experts: bool = False
     usable: float = 0.9
     steps: Steps = "power"
 
@@ -70,10 +73,10 @@ class RLLayout:
         for name in ("tp", "ep", "rollout_devices", "sequences", "prompt", "response", "concurrent"):
             if getattr(self, name) < 1:
                 raise ProxyError(f"{name} is {getattr(self, name)}", expected="at least 1")
-        if not (0 < self.usable <= 1 and 0 < self.trainer_share < 1 and self.skew >= 1 and self.shard >= 0):
+        if not (0 < self.usable <= 1 and 0 < self.trainer_share < 1 and self.skew >= 0 and self.shard >= 0):
             raise ProxyError(
                 f"usable is {self.usable}, trainer_share {self.trainer_share}, skew {self.skew}, shard {self.shard}",
-                expected="shares within (0, 1), a skew of at least 1 (the busiest rank over the mean), shard 0 or more",
+                expected="shares within (0, 1), a skew of at least 0, shard 0 or more",
             )
         if self.optimizer not in OPTIMIZERS:
             raise ProxyError(f"optimizer is {self.optimizer!r}", expected=f"one of {', '.join(OPTIMIZERS)}")

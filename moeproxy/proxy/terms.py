@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from moeproxy.proxy.rl_layout import OPTIMIZERS, RLLayout
 from moeproxy.proxy.shape import ModelShape
 
@@ -30,17 +32,17 @@ def training_terms(shape: ModelShape, layout: RLLayout, n_experts: int, devices:
         devices: that train.
     """
     spread = min(layout.shard or devices, devices)
-    params = shape.params(n_experts)
+    held, local = experts_a_device(layout, n_experts, spread)
+    mine = shape.fixed / spread + shape.per_expert * held
     head = shape.vocabulary * shape.hidden
-    layer = shape.moe_layer(n_experts / min(layout.ep, devices, n_experts))
+    layer = shape.moe_layer(local)
     whole = 1.0 if spread > 1 else 0.0  # a single device gathers and reduces nothing
-    optimizer = 0.0 if layout.offload_optimizer else params * OPTIMIZERS[layout.optimizer] / spread
     state = {
-        "weights": params * MASTER / spread,
-        "optimizer": optimizer,
-        "reference": params * COMPUTE / spread if layout.reference else 0.0,
+        "weights": mine * MASTER,
+        "optimizer": 0.0 if layout.offload_optimizer else mine * OPTIMIZERS[layout.optimizer],
+        "reference": mine * COMPUTE if layout.reference else 0.0,
     }
-    gradients, kept = params * GRADIENT / spread, activations(shape, layout)
+    gradients, kept = mine * GRADIENT, activations(shape, layout)
     summed = {"gradients": gradients if layout.accumulate else 0.0, "activations": kept}
     # FSDP reduces a whole bfloat16 gradient through a float32 copy, and gathers the next layer meanwhile.
     reduced = {"gradients to reduce": whole * max(head, layer) * (GRADIENT + COMPUTE)}
@@ -56,6 +58,25 @@ def training_terms(shape: ModelShape, layout: RLLayout, n_experts: int, devices:
         "backward begins": {**state, **summed, **gathered, **reduced},
         "backward ends": {**state, "gradients": gradients, "one layer": recomputed, **gathered, **reduced},
     }
+
+
+def experts_a_device(layout: RLLayout, n_experts: int, spread: int) -> tuple[float, float]:
+    """Return the experts a layer that the fullest device keeps, and those that it gathers, padding included.
+
+    FSDP2 cuts expert weights by whole experts (`layout.whole_experts`): among more devices than experts the first ones
+    keep one each, the others none, and what is gathered is padded to one for every device.
+
+    Args:
+        layout: of the job.
+        n_experts: experts a layer.
+        spread: devices over which the state is spread.
+    """
+    ep = min(layout.ep, spread, n_experts)
+    local, shards = n_experts / ep, spread / ep
+    if not layout.whole_experts:
+        return local / shards, local
+    held = math.ceil(local / shards)
+    return held, held * shards
 
 
 def layer_activations(shape: ModelShape, layout: RLLayout) -> float:

@@ -71,6 +71,7 @@ class Emulation:
         timeline_PC: live bytes by category along the step, each point the fullest moment of its stretch.
         phase_P: phase of each point.
         traffic: collectives, equal ones together.
+        flops: floating-point operations by phase (`moeproxy.scale.flops` says what counts).
         scratch_bytes: memory that a communication backend takes beside tensors: for gloo the largest buffer of an
             all-gather or reduce-scatter once more (measured); for NCCL not known.
         allocator_bytes: peak by torch's own allocator events of real steps, smallest first; empty for "fake".
@@ -96,6 +97,7 @@ class Emulation:
     timeline_PC: Int[np.ndarray, "P C"]
     phase_P: Int[np.ndarray, " P"]
     traffic: tuple[Traffic, ...]
+    flops: Mapping[str, int]
     scratch_bytes: Mapping[str, int | None]
     allocator_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()

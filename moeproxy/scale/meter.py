@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from moeproxy.scale.collectives import COMMUNICATES, Collective, seen
+from moeproxy.scale.flops import flops
 
 # Places in `emulation.CATEGORIES`.
 _PARAMETERS, _GATHERED, _GRADIENTS, _OPTIMIZER, _ACTIVATIONS, _COMMUNICATION = range(6)
@@ -41,6 +42,7 @@ class Course:
         peak_at: number of the change that made it.
         peak_module: innermost module then.
         collectives: every one, in order.
+        flops: floating-point operations by phase.
     """
 
     delta: list[int]
@@ -53,6 +55,7 @@ class Course:
     peak_at: int
     peak_module: str
     collectives: list[Collective]
+    flops: dict[str, int]
 
 
 class Meter(TorchDispatchMode):
@@ -78,7 +81,7 @@ class Meter(TorchDispatchMode):
         self._stack: list[str] = []
         self._modules = ModTracker()
         self._fake = active_fake_mode()
-        self.course = Course([], [], [], [], [], ["before"], 0, -1, "", [])
+        self.course = Course([], [], [], [], [], ["before"], 0, -1, "", [], {})
         for kind, tensors in (
             (_PARAMETERS, [*self._parameters, *buffers]),
             (_OPTIMIZER, optimizer),
@@ -137,6 +140,9 @@ class Meter(TorchDispatchMode):
         if func.namespace in COMMUNICATES:
             born = _COMMUNICATION
             self._communicate(func, args, kwargs, result)
+        elif count := flops(func, args, kwargs, result):
+            phase = self.course.phases[-1]
+            self.course.flops[phase] = self.course.flops.get(phase, 0) + count
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, born)

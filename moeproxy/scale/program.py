@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import ScaleError
+from moeproxy.experts.config import Counts
 from moeproxy.experts.families import Family, family_of, lookup
+from moeproxy.proxy.plan import possible_counts
 
 PHASES = ("old log-probs", "forward", "loss", "backward", "optimizer")
 
@@ -108,11 +111,26 @@ class GRPOProgram:
             changed["first_k_dense_replace"] = min(self.n_dense, 1, layers - 1)
         return replace(self, config={**self.config, **changed})
 
+    @property
+    def possible_counts(self) -> list[int]:
+        """Numbers of experts a layer that a proxy of this model can have, the original's included."""
+        counts = Counts.read(self.config, self.family, Path("the program's config"))
+        return possible_counts(
+            counts.n_experts, counts.top_k, counts.n_group, counts.topk_group, self.family.min_group
+        )
+
     def pruned(self, n_keep: int) -> GRPOProgram:
-        """Return the program for a proxy that keeps `n_keep` experts a layer."""
-        if not self.top_k <= n_keep <= self.n_experts:
+        """Return the program for a proxy that keeps `n_keep` experts a layer.
+
+        Raises:
+            ScaleError: no proxy can have so many, or the config nests its counts.
+        """
+        if n_keep not in (possible := self.possible_counts):
+            near = sorted(possible, key=lambda count: abs(count - n_keep))[:2]
             raise ScaleError(
-                f"a proxy of {n_keep} experts", expected=f"{self.top_k} (top-k) to {self.n_experts} (the original's)"
+                f"a proxy of {n_keep} experts",
+                expected=f"one of {len(possible)} counts from {possible[0]} to {possible[-1]}, such as "
+                f"{' or '.join(map(str, sorted(near)))}",
             )
         if "." in "".join(self.family.count_keys):
             raise ScaleError(f"{self.family.model_type} nests its counts", remedy="give the proxy's own config")

@@ -78,6 +78,25 @@ class Recording:
         """Return the file of a rank's collectives."""
         return rank_file(self.path, rank)
 
+    def communication(self, rank: int) -> tuple[float, ...]:
+        """Return the seconds that a rank's collectives took, by step.
+
+        Raises:
+            ScaleError: the rank's file is missing, damaged, or its steps had different collectives.
+        """
+        totals = [0.0] * self.steps
+        for group, events in read_events(self.rank_file(rank)).items():
+            each, rest = divmod(len(events), self.steps)
+            if rest:
+                raise ScaleError(
+                    f"{len(events)} collectives of the group of ranks {group} in {self.steps} steps",
+                    expected="as many in every step",
+                    where=self.rank_file(rank),
+                )
+            for step in range(self.steps):
+                totals[step] += sum(seconds for _, seconds, _ in events[step * each : (step + 1) * each])
+        return tuple(totals)
+
     def size(self) -> int:
         """Return the bytes on disk."""
         return sum(file.stat().st_size for file in self.path.iterdir())
@@ -108,6 +127,22 @@ def write_log(file: Path, log: Mapping[str, list[Any]]) -> None:
     save_file(tensors, file, metadata={"events": json.dumps(events)})
 
 
+def read_events(file: Path) -> dict[str, list[tuple[str, float, int]]]:
+    """Return name, seconds and number of results of every collective of a rank, by group, in order.
+
+    Raises:
+        ScaleError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as stored:
+            found = json.loads(stored.metadata()["events"])
+        return {group: [(op, seconds, outs) for op, seconds, outs in events] for group, events in found.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
 def read_log(file: Path) -> dict[str, list[Any]]:
     """Read what `write_log` wrote.
 
@@ -118,9 +153,9 @@ def read_log(file: Path) -> dict[str, list[Any]]:
 
     from moeproxy.scale.backends import Event
 
+    events = read_events(file)
     try:
         with safe_open(file, framework="pt") as stored:
-            events = json.loads(stored.metadata()["events"])
             return {
                 group: [
                     Event(op, seconds, [stored.get_tensor(f"{group}|{place}|{number}") for number in range(outs)])
@@ -128,7 +163,9 @@ def read_log(file: Path) -> dict[str, list[Any]]:
                 ]
                 for group, found in events.items()
             }
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ScaleError(
-            f"the collectives cannot be read ({error!r})", where=file, remedy="record the run again"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ScaleError:
+    return ScaleError(f"the collectives cannot be read ({error!r})", where=file, remedy="record the run again")

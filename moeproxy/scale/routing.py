@@ -113,6 +113,24 @@ class Routing:
         exact = tuple(tuple((list(sent), list(received)) for sent, received in calls) for calls in counts)
         return cls(source, np.full((1, n_experts), 1 / n_experts), exact)
 
+    def stretched(self, n_experts: int) -> Routing:
+        """Return the same unevenness for another number of experts, neighbours staying neighbours.
+
+        Loads are spread evenly within each expert, and the line of experts is cut anew: a recorded run of a small model
+        says so how uneven the ranks of a large one may be. It says nothing about which of its experts are busy.
+
+        Raises:
+            ScaleError: these are exact counts of a real run.
+        """
+        if self.exact:
+            raise ScaleError("exact counts of a real run belong to its own model", remedy="take a profile or a trace")
+        if n_experts == self.n_experts:
+            return self
+        before, after = np.linspace(0, 1, self.n_experts + 1), np.linspace(0, 1, n_experts + 1)
+        summed_LE = [np.concatenate([[0.0], np.cumsum(share_E)]) for share_E in self.share_LE]
+        rows = [np.diff(np.interp(after, before, summed_E)) for summed_E in summed_LE]
+        return Routing(f"{self.source}, {self.n_experts} experts stretched to {n_experts}", np.stack(rows))
+
     def counts(self, layer: int, call: int, layout: Layout, pairs: int, top_k: int) -> Counts:
         """Return rows sent to and received from each rank of the group, in one dispatch.
 
@@ -158,27 +176,39 @@ class Routing:
 
 
 def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointing: bool = False) -> int:
-    """Return the rank of the layout's expert-parallel group that holds the most received rows at its peak.
+    """Return the rank of the whole world that holds most at its peak.
 
-    Without checkpointing every layer's rows are alive when the backward pass begins, so their sum counts; with it
-    the busiest single layer does.
+    It gets the most rows (without checkpointing every layer's rows are alive when the backward pass begins, so their sum
+    counts; with it the busiest single layer does), and is in the first expert-parallel group: FSDP2's first shards are
+    the largest ones, and among more ranks than experts the later ones hold no expert at all.
 
     Args:
         routing: shares by layer.
-        layout: world and group; its rank says which group.
+        layout: world and expert parallelism.
         n_layers: MoE layers of the model.
         checkpointing: whether activations are recomputed.
+
+    Raises:
+        ScaleError: the routing is exact counts of one rank.
+    """
+    return int(np.argmax(np.round(rank_loads(routing, layout.ep, n_layers, checkpointing), 12)))  # ties: not by last bit
+
+
+def rank_loads(routing: Routing, ep: int, n_layers: int, checkpointing: bool = False) -> Float[np.ndarray, " R"]:
+    """Return the rows that decide each expert-parallel rank's peak, over the mean: of all layers, or of the worst one.
+
+    Args:
+        routing, n_layers, checkpointing: as in `hottest_rank`.
+        ep: ranks over which experts are spread.
     """
     if routing.exact:
         raise ScaleError(
             "exact counts belong to one rank, which cannot be compared with others",
             remedy="take the routing from a profile or a trace",
         )
-    share_LR = routing.rank_shares(layout.ep)
+    share_LR = routing.rank_shares(ep)
     rows = share_LR[np.arange(n_layers) % len(share_LR)]
-    load_R = rows.max(axis=0) if checkpointing else rows.sum(axis=0)
-    # Rounded: equal loads must not be told apart by the last bit.
-    return layout.rank - layout.ep_rank + int(np.argmax(np.round(load_R, 12)))
+    return (rows.max(axis=0) if checkpointing else rows.mean(axis=0)) * ep
 
 
 def spread(routing: Routing, ep: int) -> float:

@@ -32,6 +32,7 @@ def summarised(course: Course) -> dict[str, Any]:
         "timeline_PC": live_NC[points_P],
         "phase_P": phase_N[points_P],
         "traffic": gathered(course.collectives),
+        "flops": dict(course.flops),
         "scratch_bytes": scratch(course.collectives),
     }
 

@@ -81,8 +81,3 @@ def _outside(function: Any) -> Any:
             return function(*args, **kwargs)
 
     return outside
-
-
-def one_thread() -> None:
-    """Use one thread: what the other ranks of a real machine would leave."""
-    torch.set_num_threads(1)
