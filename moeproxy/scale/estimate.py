@@ -30,7 +30,6 @@ _CATEGORY = {
     "gradients to reduce": "communication",
     "reference": "parameters",
 }
-_PHASE = {"forward": "forward", "backward begins": "backward", "backward ends": "backward"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Estimate:
     @property
     def phase(self) -> str:
         """Phase of the step in which the moment lies."""
-        return _PHASE[self.moment]
+        return "forward" if self.moment == "forward" else "backward"
 
 
 def estimate(program: GRPOProgram, world: int, ep: int = 1, load: float = 1.0) -> Estimate:
