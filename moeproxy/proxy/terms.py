@@ -15,8 +15,8 @@ ROW_BACKWARD = 4.0
 """Bytes that a layer keeps for the backward pass, measured with `moeproxy.scale.emulate` on Qwen3-30B-A3B and
 DeepSeek-V3 (transformers 5.24, `grouped_mm`, a fused attention kernel). Of every token: a value of the residual stream
 (two norms in float32), of queries, keys and values, of normed queries and keys; of every routed row: a value of its
-input and of the expert's inner width; of both again (ROW_BACKWARD) while its gradients are computed. LOGITS: of every logit of the completions (bfloat16 logits, their scaled copy,
-TRL's log-softmax)."""
+input and of the expert's inner width; of both again (ROW_BACKWARD) while its gradients are computed. LOGITS: of every
+logit of the completions (bfloat16 logits, their scaled copy, TRL's log-softmax)."""
 STATE = ("weights", "optimizer", "reference")
 """What the trainer keeps between steps."""
 
@@ -25,9 +25,9 @@ def training_terms(shape: ModelShape, layout: RLLayout, n_experts: int, devices:
     """Return the bytes on each training device at the moments of a step that can be the fullest.
 
     At the end of the forward pass all activations and the logits are alive; when the backward pass begins, all
-    activations and the head's gradient. In the backward of experts come their rows' gradients, a layer's gathered weights
-    and the buffers of the collectives that run beside it; then a layer's gradients are summed. At the end all gradients
-    are there, and the embedding's is reduced.
+    activations and the head's gradient. In the backward of experts come their rows' gradients, a layer's gathered
+    weights and the buffers of the collectives that run beside it; then a layer's gradients are summed. At the end all
+    gradients are there, and the embedding's is reduced.
 
     Args:
         shape: of the model.

@@ -123,9 +123,7 @@ def ways_to_fit(program: GRPOProgram, layout: Layout, load: float, room: float) 
     return found
 
 
-def _changes(
-    program: GRPOProgram, layout: Layout, load: float
-) -> Iterator[tuple[str, GRPOProgram, int, int, float]]:
+def _changes(program: GRPOProgram, layout: Layout, load: float) -> Iterator[tuple[str, GRPOProgram, int, int, float]]:
     """Yield (in words, program, world, ep, load) of one change at a time, each kind in small steps away."""
     world, ep = layout.world, layout.ep
     if not program.checkpointing:

@@ -1,8 +1,8 @@
 """Floating-point operations of what a rank computes, counted op by op: torch's own table and what it lacks.
 
-torch's `FlopCounterMode` has no row for grouped matrix products and for the CPU's fused attention, which is most of what
-a Mixture-of-Experts model does. A multiply and an add are two operations; attention counts whole, as torch does it,
-also where it is causal and kernels leave half of it out.
+torch's `FlopCounterMode` has no row for grouped matrix products and for the CPU's fused attention, which is most of
+what a Mixture-of-Experts model does. A multiply and an add are two operations; attention counts whole, as torch does
+it, also where it is causal and kernels leave half of it out.
 """
 
 from __future__ import annotations

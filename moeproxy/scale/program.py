@@ -115,9 +115,7 @@ class GRPOProgram:
     def possible_counts(self) -> list[int]:
         """Numbers of experts a layer that a proxy of this model can have, the original's included."""
         counts = Counts.read(self.config, self.family, Path("the program's config"))
-        return possible_counts(
-            counts.n_experts, counts.top_k, counts.n_group, counts.topk_group, self.family.min_group
-        )
+        return possible_counts(counts.n_experts, counts.top_k, counts.n_group, counts.topk_group, self.family.min_group)
 
     def pruned(self, n_keep: int) -> GRPOProgram:
         """Return the program for a proxy that keeps `n_keep` experts a layer.

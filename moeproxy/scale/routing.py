@@ -178,9 +178,9 @@ class Routing:
 def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointing: bool = False) -> int:
     """Return the rank of the whole world that holds most at its peak.
 
-    It gets the most rows (without checkpointing every layer's rows are alive when the backward pass begins, so their sum
-    counts; with it the busiest single layer does), and is in the first expert-parallel group: FSDP2's first shards are
-    the largest ones, and among more ranks than experts the later ones hold no expert at all.
+    It gets the most rows: without checkpointing every layer's rows are alive when the backward pass begins, so their
+    sum counts; with it the busiest single layer does. And it is in the first expert-parallel group: FSDP2's first
+    shards are the largest ones, and among more ranks than experts the later ones hold no expert at all.
 
     Args:
         routing: shares by layer.
@@ -191,7 +191,8 @@ def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointi
     Raises:
         ScaleError: the routing is exact counts of one rank.
     """
-    return int(np.argmax(np.round(rank_loads(routing, layout.ep, n_layers, checkpointing), 12)))  # ties: not by last bit
+    load_R = rank_loads(routing, layout.ep, n_layers, checkpointing)
+    return int(np.argmax(np.round(load_R, 12)))  # rounded: equal loads must not be told apart by the last bit
 
 
 def rank_loads(routing: Routing, ep: int, n_layers: int, checkpointing: bool = False) -> Float[np.ndarray, " R"]:

@@ -17,7 +17,7 @@ from moeproxy.scale.recording import Recording
 
 Range = tuple[float, float]
 UTILISATION: Range = (0.1, 0.5)
-"""Share of the peak rate that computing reaches: small grouped products at the low end, large dense ones at the high."""
+"""Share of the peak rate that computing reaches: small grouped products at the low end, large dense ones above."""
 LINKS: Range = (0.4, 0.9)
 """Share of a link's rate that collectives reach."""
 LATENCY: Range = (5e-6, 50e-6)
