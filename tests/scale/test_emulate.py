@@ -38,6 +38,12 @@ def test_the_result_adds_up(balanced: Emulation) -> None:
     dense = 2 * (64 * 64 * 2 + 2 * 32 * 64 + 2 * 16 + 2 * 64 + 8 * 64) + 2 * 512 * 64 + 64
     buffers = 2 * 8 * 4  # the rotary embedding's frequencies, and their original values
     assert balanced.peak["parameters"] == (experts + dense) // 4 * 4 + buffers
+    # Operations of the forward pass: projections, router, experts' rows, attention; then the head of 33 tokens each.
+    tokens, rows = 128, 256
+    layer = tokens * (64 * 64 * 2 + 64 * 32 * 2 + 64 * 8) + rows * (64 * 64 + 32 * 64) + 2 * 8 * 64 * 64 * 16
+    assert balanced.flops["forward"] == balanced.flops["old log-probs"] == 2 * (2 * layer + 2 * 33 * 64 * 512)
+    attention = 2 * 2 * 2 * 8 * 64 * 64 * 16
+    assert balanced.flops["backward"] == 2 * balanced.flops["forward"] + attention // 2, "scores are computed again"
     moments = 2 * (experts + dense)
     assert balanced.peak["optimizer"] == pytest.approx(moments, abs=4 * 27), "two moments and a step count each"
 
@@ -80,8 +86,11 @@ def test_the_hottest_rank_is_the_one_with_the_highest_peak() -> None:
     share_LE = np.random.default_rng(3).dirichlet(np.ones(8), size=2).clip(max=0.5)
     share_LE /= share_LE.sum(axis=1, keepdims=True)
     routing = Routing("drawn", share_LE)
-    peaks = [emulate(LONG, 4, 2, rank, routing).peak_bytes for rank in range(2)]
-    assert int(np.argmax(peaks)) == hottest_rank(routing, Layout(4, 2), n_layers=2)
+    peaks = {rank: emulate(LONG, 16, 2, rank, routing).peak_bytes for rank in (0, 1, 14, 15)}
+    hottest = hottest_rank(routing, Layout(16, 2), n_layers=2)
+    assert max(peaks, key=peaks.__getitem__) == hottest
+    # 4 experts lie on 8 ranks: those of the last group hold none.
+    assert peaks[hottest] > peaks[14 + hottest]
 
 
 def test_recomputing_and_smaller_proxies_save_memory(program: GRPOProgram, balanced: Emulation) -> None:

@@ -16,7 +16,7 @@ from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
 from moeproxy.scale import Layout, Routing, hottest_rank
 from moeproxy.scale.rounding import integers
-from moeproxy.scale.routing import spread
+from moeproxy.scale.routing import rank_loads, spread
 from moeproxy.scale.routing_trace import loads
 from moeproxy.traces.trace import RunInfo, Trace, load_dir
 
@@ -108,12 +108,27 @@ def test_the_hot_rank_is_that_of_the_sum_or_of_the_worst_layer() -> None:
     share_LE = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.45, 0.2, 0.25], [0.1, 0.45, 0.2, 0.25]])
     routing = Routing("made up", share_LE)
     layout = Layout(8, 4, 6)
-    assert hottest_rank(routing, layout, n_layers=3) == 4 + 1
-    assert hottest_rank(routing, layout, n_layers=3, checkpointing=True) == 4 + 0
-    assert hottest_rank(Routing.balanced(8), Layout(8, 4, 6), n_layers=2) == 4
+    assert hottest_rank(routing, layout, n_layers=3) == 1
+    assert hottest_rank(routing, layout, n_layers=3, checkpointing=True) == 0
+    assert hottest_rank(Routing.balanced(8), layout, n_layers=2) == 0, "the first group has the largest shards"
+    assert rank_loads(routing, 4, 3).tolist() == pytest.approx([4 * 0.7 / 3, 4 * 1.2 / 3, 4 * 0.6 / 3, 4 * 0.5 / 3])
+    assert rank_loads(routing, 4, 3, checkpointing=True).tolist() == pytest.approx([2.0, 1.8, 0.8, 1.0])
     exact = Routing.recorded(8, [[([1], [1])]])
     with pytest.raises(ScaleError, match="belong to one rank"):
         hottest_rank(exact, layout, n_layers=1)
+
+
+def test_stretching_keeps_the_unevenness_of_ranks() -> None:
+    routing = Routing("made up", np.array([[0.4, 0.3, 0.2, 0.1], [0.25, 0.25, 0.25, 0.25]]))
+    assert routing.stretched(4) is routing
+    assert routing.stretched(8).share_LE[0].tolist() == pytest.approx([0.2, 0.2, 0.15, 0.15, 0.1, 0.1, 0.05, 0.05])
+    assert routing.stretched(2).share_LE.tolist() == [pytest.approx([0.7, 0.3]), pytest.approx([0.5, 0.5])]
+    # 6 experts of 2/3 of an old one each.
+    sixths = [0.4 * 2 / 3, 0.4 / 3 + 0.1, 0.2, 0.4 / 3, 0.2 / 3 + 0.1 / 3, 0.1 * 2 / 3]
+    assert routing.stretched(6).share_LE[0].tolist() == pytest.approx(sixths)
+    assert spread(routing.stretched(48), 4) == pytest.approx(spread(routing, 4)) == 1.6
+    with pytest.raises(ScaleError, match="its own model"):
+        Routing.recorded(8, [[([1], [1])]]).stretched(16)
 
 
 def test_exact_counts_are_used_as_they_are_and_survive_storage() -> None:
