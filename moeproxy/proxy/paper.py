@@ -1,4 +1,4 @@
-"""The planner beside the devices that arXiv 2608.10823 reports: which assumptions give its numbers, and which do not."""
+"""The planner beside the devices that arXiv 2608.10823 reports: which assumptions give them, and which do not."""
 
 from __future__ import annotations
 

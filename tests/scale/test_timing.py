@@ -20,8 +20,9 @@ def test_seconds_by_hand() -> None:
     found = device_time(made_emulation(), MADE, utilisation=(0.25, 0.5), links=(0.5, 1.0), latency=(1e-3, 2e-3))
     # 10^15 operations at 10^15 a second.
     assert found.compute == (pytest.approx(2.0), pytest.approx(4.0))
-    # Gathering: 15/16 of 8 GB leave over the network of 10 GB/s, twice; reducing: twice 15/16 of 1 GB. The exchange stays
-    # in the node: 3/4 of 4 GB at 100 GB/s. Latency: 4 doublings of 16 ranks three times, 2 of 4 ranks. One rank: nothing.
+    # Gathering: 15/16 of 8 GB leave over the network of 10 GB/s, twice; reducing: twice 15/16 of 1 GB. The exchange
+    # stays in the node: 3/4 of 4 GB at 100 GB/s. Latency: 4 doublings of 16 ranks three times, 2 of 4 ranks; one rank
+    # communicates with nobody.
     bytes_s = 2 * 0.75 + 0.1875 + 0.03
     assert found.communication == (pytest.approx(bytes_s + 14e-3), pytest.approx(2 * bytes_s + 28e-3))
     assert found.total == (pytest.approx(2.0), pytest.approx(4.0 + 2 * bytes_s + 28e-3))
