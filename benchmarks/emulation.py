@@ -15,7 +15,6 @@ import argparse
 import os
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -59,9 +58,7 @@ REAL = ((2, 128, 2, 2), (2, 128, 4, 2), (2, 128, 4, 4), (8, 256, 4, 4), (2, 128,
 
 def real() -> None:
     """Print prediction against measurement for every rank of real runs."""
-    say(
-        "| sequences x tokens | world | ep | rank | predicted, bytes | same meter | allocator, least of 5 | gloo's copy |"
-    )
+    say("| batch | world | ep | rank | predicted, bytes | same meter | allocator, least of 5 | gloo's copy |")
     for sequences, tokens, world, ep in REAL:
         program = GRPOProgram(SMALL, sequences=sequences, prompt=tokens // 2, completion=tokens // 2)
         for measured, routing in run_real(program, world, ep, repeats=5):
@@ -111,17 +108,17 @@ def summed(seed: int, cases: int) -> None:
         config = PUBLISHED[str(draw.choice(list(PUBLISHED)))]
         world, ep = int(2 ** draw.integers(3, 12)), int(2 ** draw.integers(0, 7))
         tokens, sequences = int(2 ** draw.integers(9, 13)), int(2 ** draw.integers(0, 3))
-        program = GRPOProgram(config, sequences=sequences, prompt=tokens // 4, completion=tokens - tokens // 4)
-        program = replace(program, checkpointing=bool(draw.integers(2))).sliced(int(draw.integers(2, 7)))
+        prompt, again = tokens // 4, bool(draw.integers(2))
+        program = GRPOProgram(config, sequences, prompt, tokens - prompt, checkpointing=again)
+        program = program.sliced(int(draw.integers(2, 7)))
         ep, load = min(ep, world), float(draw.choice([1.0, 1.5, 3.0]))
         routing = Routing.skewed(program.n_experts, min(load, ep), ep=ep)
         rows = float(rank_loads(routing, ep, program.n_layers - program.n_dense, program.checkpointing)[0])
         found = emulate(program, world, ep, 0, routing)
         ratio = estimate(program, world, ep, rows).peak_bytes / found.peak_bytes
         ratios.append(ratio)
-        say(
-            f"{ratio:.3f} {program!r} world {world}, ep {ep}, load {rows:.2f}, recompute {program.checkpointing}: {found!r}"
-        )
+        layout = f"world {world}, ep {ep}, load {rows:.2f}, recompute {program.checkpointing}"
+        say(f"{ratio:.3f} {program!r} {layout}: {gib(found.peak_bytes)} in {found.peak_phase}")
     say(f"sum / emulation: {min(ratios):.3f} to {max(ratios):.3f}, median {np.median(ratios):.3f}, of {cases}")
 
 

@@ -59,7 +59,7 @@ def emulate(
     Example:
         >>> program = GRPOProgram(QWEN3_30B_A3B, prompt=1024, completion=3072).sliced(4)
         >>> emulate(program, world=1024, ep=64)
-        Emulation(rank 0 of 1024, ep 64, fake, balanced; peak 6.44 GiB in forward)
+        Emulation(rank 0 of 1024, ep 64, fake, balanced; peak 6.45 GiB in forward)
     """
     layout = Layout(world, ep, rank)
     layout.check_experts(program.n_experts)

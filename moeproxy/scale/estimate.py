@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -95,6 +96,9 @@ def _layout(program: GRPOProgram, ep: int, load: float) -> RLLayout:
 
 
 def _shape(program: GRPOProgram) -> ModelShape:
+    """Return the shape, built once for original and all proxies: weights are linear in the number of experts."""
+    with suppress(ScaleError):  # nested counts: then each has its own
+        program = program.pruned(program.possible_counts[0])
     return _built(json.dumps(dict(program.config), sort_keys=True))
 
 

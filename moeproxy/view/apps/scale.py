@@ -185,6 +185,8 @@ class ScalePanel:
         self._redraw.settle()
         with self._lock:
             cases = self._cases
+        if not cases:
+            raise ScaleError("there is no rank to emulate", remedy="mend what the status line said, then try again")
         self.emulations.make(cases, None, report, lambda: True)
         self.status.say(f"Emulated all {cases[0].program.n_layers} layers.")
 
