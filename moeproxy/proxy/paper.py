@@ -75,4 +75,4 @@ def devices_table() -> pd.DataFrame:
         "per_node": "in a node",
         "source": "source",
     }
-    return pd.DataFrame([vars(one) for one in DEVICES.values()])[list(names)].rename(columns=names)
+    return pd.DataFrame([{title: vars(one)[name] for name, title in names.items()} for one in DEVICES.values()])

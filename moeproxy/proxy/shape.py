@@ -65,9 +65,9 @@ class ModelShape:
         """
         if isinstance(model, Checkpoint):
             shape = _from_checkpoint(model)
-            return cls(**shape, **_widths(model.config, _norms_heads(model.tensors)))
+            return cls(**(shape | _widths(model.config, _norms_heads(model.tensors))))
         shape, names = _from_config(model)
-        return cls(**shape, **_widths(model, _norms_heads(names)))
+        return cls(**(shape | _widths(model, _norms_heads(names))))
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:

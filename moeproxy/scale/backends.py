@@ -15,7 +15,11 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroupGloo, _create_work_from_future
+from torch._C._distributed_c10d import (
+    FakeProcessGroup,
+    ProcessGroupGloo,
+    _create_work_from_future,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from torch.futures import Future
 
 from moeproxy.errors import ScaleError
@@ -48,7 +52,7 @@ class _Group(dist.ProcessGroup):
     kind: ClassVar[str] = ""
 
     def __init__(self, rank: int, size: int, name: str) -> None:
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         self._rank, self._size, self.log_name = rank, size, name
 
     def getBackendName(self) -> str:
@@ -93,11 +97,12 @@ class _Group(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:
         return self._do("barrier", (opts,), [])
 
-    all_gather_single = _allgather_base
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    reduce_scatter_single = _reduce_scatter_base
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
-    all_to_all_single = alltoall_base
+    # The stubs give the newer names narrower arguments than the older ones.
+    all_gather_single: Any = _allgather_base
+    all_gather_single_coalesced: Any = allgather_into_tensor_coalesced
+    reduce_scatter_single: Any = _reduce_scatter_base
+    reduce_scatter_single_coalesced: Any = reduce_scatter_tensor_coalesced
+    all_to_all_single: Any = alltoall_base
 
 
 class RecordGroup(_Group):

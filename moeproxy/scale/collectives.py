@@ -58,8 +58,8 @@ def seen(name: str, namespace: str, args: Any, result: Any, phase: str, module: 
 
 def _group_size(leaves: list[Any]) -> int:
     import torch
+    from torch._C import _distributed_c10d
     from torch.distributed import ProcessGroup
-    from torch.distributed.distributed_c10d import _resolve_process_group
 
     for leaf in leaves:
         if isinstance(leaf, ProcessGroup):
@@ -67,4 +67,5 @@ def _group_size(leaves: list[Any]) -> int:
         if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):
             return ProcessGroup.unbox(leaf).size()
     names = [leaf for leaf in leaves if isinstance(leaf, str)]
-    return _resolve_process_group(names[-1]).size() if names else 0
+    resolve: Any = _distributed_c10d._resolve_process_group
+    return resolve(names[-1]).size() if names else 0

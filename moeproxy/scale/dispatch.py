@@ -14,8 +14,8 @@ from transformers.distributed.expert_parallel import (
     AllToAllEP,
     EPImplementationInterface,
     _AllToAllState,
-    _WaitTensor,
-    all_to_all_single,
+    _WaitTensor,  # pyright: ignore[reportPrivateImportUsage]
+    all_to_all_single,  # pyright: ignore[reportPrivateImportUsage]
 )
 
 from moeproxy.scale.layout import Layout
@@ -26,6 +26,7 @@ class _Numbered(AllToAllEP):
     """An exchange that knows which of the model's MoE layers it serves."""
 
     made: ClassVar[int] = 0
+    num_local_experts: int
 
     def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)

@@ -75,7 +75,7 @@ def estimate(program: GRPOProgram, world: int, ep: int = 1, load: float = 1.0) -
     Layout(world, ep).check_experts(program.n_experts)
     terms = training_terms(_shape(program), _layout(program, ep, load), program.n_experts, world)
     moment = max(terms, key=lambda name: sum(terms[name].values()))
-    peak = dict.fromkeys(CATEGORIES, 0.0)
+    peak: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
     for name, nbytes in terms[moment].items():
         peak[_CATEGORY[name]] += nbytes
     return Estimate(peak, moment)

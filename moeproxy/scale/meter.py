@@ -110,7 +110,7 @@ class Meter(TorchDispatchMode):
             meter._see_storage(storage, _GATHERED)  # only FSDP resizes storages: the whole weights it gathers
             return result
 
-        torch.UntypedStorage.resize_ = resize
+        torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
         super().__enter__()
         return self
 

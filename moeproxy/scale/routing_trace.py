@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import brentq
@@ -33,13 +35,13 @@ def loads_of(trace: Trace, step: int | None) -> tuple[Float[np.ndarray, "L E"], 
 
 
 def _place(trace: Trace, step: int | None, largest_SL: np.ndarray) -> int:
-    finite_S = np.isfinite(largest_SL).all(axis=1)
+    finite_S: np.ndarray = np.isfinite(largest_SL).all(axis=1)
     if not finite_S.any():
         raise ScaleError(f"no step of {trace!r} has finite router loads")
     if step is None:
         return int(np.argmax(np.where(finite_S, largest_SL.max(axis=1), -np.inf)))
-    numbers = trace.steps.index.to_numpy()
-    if step not in numbers or not finite_S[numbers == step][0]:
+    numbers = np.asarray(trace.steps.index)
+    if step not in numbers or not finite_S[np.flatnonzero(numbers == step)].all():
         known = numbers[finite_S]
         raise ScaleError(f"step {step} has no router loads", expected=f"a step of {known[0]} to {known[-1]}")
     return int(np.flatnonzero(numbers == step)[0])
@@ -70,7 +72,10 @@ def loads(n_experts: int, violation: float, entropy: float) -> Float[np.ndarray,
     if excess(0.0) <= 0:
         return shares(0.0)
     steepest = 50.0
-    return shares(steepest) if excess(steepest) >= 0 else shares(float(brentq(excess, 0.0, steepest)))
+    if excess(steepest) >= 0:
+        return shares(steepest)
+    root: Any = brentq(excess, 0.0, steepest)
+    return shares(float(root))
 
 
 def _capped(weights: np.ndarray, total: float, cap: float) -> np.ndarray:

@@ -155,7 +155,7 @@ def _prepare() -> None:
 def _join_real(layout: Layout, meeting: str, backend: str) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
-    store = dist.FileStore(meeting, layout.world)
+    store = dist.FileStore(meeting, layout.world)  # pyright: ignore[reportPrivateImportUsage]
     dist.init_process_group(backend, store=store, rank=layout.rank, world_size=layout.world)
 
 

@@ -24,7 +24,7 @@ _MESH_METHODS = ("__getitem__", "__init__", "_flatten", "_unflatten", "get_coord
 def join_virtual(layout: Layout) -> None:
     """Make this process one rank of a world whose other ranks answer nothing and cost nothing."""
     dist.init_process_group("fake", rank=layout.rank, world_size=layout.world, store=FakeStore())
-    _fsdp_param._chunk_with_empty = _Chunks
+    _fsdp_param._chunk_with_empty = _Chunks  # pyright: ignore[reportPrivateImportUsage]
 
 
 class _Chunks:

@@ -105,8 +105,7 @@ class ScalePanel:
         """What the controls say."""
         name, routing = str(self.model.value), str(self.routing.value)
         chosen: dict[str, Any] = {"routing": routing, "checkpointing": self.checkpointing.value, "own": self.own}
-        numbers = {key: control.value for key, control in self.numbers.items()}
-        return Settings(name, self.models[name], **chosen, **numbers)
+        return Settings(name, self.models[name], **chosen, **{key: one.value for key, one in self.numbers.items()})
 
     def choose(self, **wanted: Any) -> None:
         """Set controls by name, as a user would.
