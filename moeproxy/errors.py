@@ -59,3 +59,7 @@ class ComparisonError(MoeproxyError):
 
 class RecoveryError(MoeproxyError):
     """A job cannot recover from a fault, or what it left behind cannot be judged."""
+
+
+class ScaleError(MoeproxyError):
+    """A cluster cannot be emulated as asked for, or the emulation did not finish."""

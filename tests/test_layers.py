@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "triage/reproduce.py": {"traces", "experts", "proxy", "lab"},
     "triage/remedy.py": {"traces", "experts", "proxy", "lab"},
     "triage/remedy_study.py": {"traces", "experts", "proxy", "lab"},
-    "scale": {"experts", "proxy"},
+    "scale": {"traces", "experts", "proxy", "lab"},
     "recovery": {"traces", "experts", "proxy", "lab"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},
 }

@@ -95,7 +95,7 @@ class Children:
         self._lock = threading.Lock()
         self._running: set[BaseProcess] = set()
         self._stopped = False
-        self._context = _context()
+        self._context = context()
 
     def start(self, job: Job, log: Path) -> tuple[BaseProcess, Connection] | None:
         """Start a run and return it with the end of its pipe, unless the sweep has been stopped."""
@@ -106,7 +106,7 @@ class Children:
                 ours.close()
                 return None
             process = self._context.Process(target=worker.child, args=arguments, daemon=True)
-            with _without_main():
+            with without_main():
                 process.start()
             self._running.add(process)
         return process, ours
@@ -128,16 +128,20 @@ class Children:
                 process.terminate()
 
 
-def _context() -> Any:
+def context(preload: str = _PRELOAD) -> Any:
+    """Return the multiprocessing context whose fork server has imported `preload`, or "spawn" where there is none.
+
+    The server that is started first stays until the program ends, with what it has imported.
+    """
     if sys.platform == "darwin" or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOAD])
-    return context
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload([preload])
+    return server
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Keep new processes from importing the caller's script.
 
     Multiprocessing does so in case a function of the script is to be called. None is, and a script without

@@ -60,13 +60,18 @@ def child(
         environment: of the parent; a fork server still has the one it was started with.
         connection: takes (step, signals) after every step; its other end closes when the parent ends.
     """
+    settle(log, environment, connection)
+    train(stored, path, lambda *step: connection.send(step))
+
+
+def settle(log: Path, environment: Mapping[str, str], connection: Connection) -> None:
+    """Make this process a child that writes to `log`, has its parent's environment and ends with its parent."""
     _write_to(log)
     # Terminals and notebooks interrupt the whole process group; whether a run ends is the sweep's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
     threading.Thread(target=_end_with_parent, args=(connection,), daemon=True).start()
-    train(stored, path, lambda *step: connection.send(step))
 
 
 def _write_to(log: Path) -> None:

@@ -153,13 +153,20 @@ def allowed_counts(source: ExpertProfile | Checkpoint, *, expert_parallel: int =
 
 
 def _counts(source: ExpertProfile | Checkpoint) -> list[int]:
-    groups, chosen = source.n_group or 1, source.topk_group or 1
     smallest = source.min_group if isinstance(source, ExpertProfile) else source.family.min_group
+    return possible_counts(source.n_experts, source.top_k, source.n_group, source.topk_group, smallest)
+
+
+def possible_counts(
+    n_experts: int, top_k: int, n_group: int | None, topk_group: int | None, min_group: int
+) -> list[int]:
+    """Numbers of experts a proxy can have, from the counts alone; see `allowed_counts`."""
+    groups, chosen = n_group or 1, topk_group or 1
     if groups == 1:
         # A single group that must score its best two still needs two experts.
-        return list(range(max(source.top_k, smallest), source.n_experts + 1))
-    sizes = range(smallest, source.n_experts // groups + 1)
-    return [groups * size for size in sizes if source.top_k <= chosen * size]
+        return list(range(max(top_k, min_group), n_experts + 1))
+    sizes = range(min_group, n_experts // groups + 1)
+    return [groups * size for size in sizes if top_k <= chosen * size]
 
 
 def check_count(source: ExpertProfile | Checkpoint, n_keep: int, *, expert_parallel: int = 1) -> None:

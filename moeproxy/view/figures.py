@@ -8,6 +8,7 @@ from moeproxy.view.figures_fidelity import fidelity_figure as fidelity
 from moeproxy.view.figures_fidelity import stability_figure as stability
 from moeproxy.view.figures_models import cost_bars, method_comparison
 from moeproxy.view.figures_overlay import overlay
+from moeproxy.view.figures_scale import scale_figure as scale
 from moeproxy.view.figures_study import confusion, cost_fidelity, retrieval, study_responses
 from moeproxy.view.figures_verdict import agreement, response_heatmap
 from moeproxy.view.style import data_table, describe
@@ -26,6 +27,7 @@ __all__ = [
     "overlay",
     "response_heatmap",
     "retrieval",
+    "scale",
     "similarity_heatmap",
     "stability",
     "study_responses",

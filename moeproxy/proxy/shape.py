@@ -1,0 +1,158 @@
+"""ModelShape: what decides the memory of training and rollout, from a checkpoint or from a config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeproxy.errors import ProxyError
+from moeproxy.experts.checkpoint import Checkpoint
+from moeproxy.experts.config import Counts
+from moeproxy.experts.families import family_of
+from moeproxy.proxy.cost import cost
+from moeproxy.proxy.plan import allowed_counts, possible_counts
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a MoE model in weights and widths (numbers, not bytes).
+
+    Args:
+        n_experts, top_k: routed experts a layer, experts a token.
+        n_layers, moe_layers: decoder layers, and those with experts.
+        fixed: weights outside routed experts and router rows.
+        per_expert: weights of one expert and its router row, all layers together.
+        hidden, vocabulary, expert_width: model width, tokens, inner width of an expert.
+        attention_width: values of queries, keys and values of a token in a layer.
+        normed_width: values of queries and keys, where the model norms each head's (Qwen3); else 0.
+        kv_values: values a token leaves in a layer's key-value cache (a compressed one where the model has it).
+        counts: numbers of experts that a proxy can have, the original's included.
+    """
+
+    n_experts: int
+    top_k: int
+    n_layers: int
+    moe_layers: int
+    fixed: int
+    per_expert: int
+    hidden: int
+    vocabulary: int
+    expert_width: int
+    attention_width: int
+    normed_width: int
+    kv_values: int
+    counts: tuple[int, ...]
+
+    def params(self, n_experts: int) -> int:
+        """Return the number of weights with `n_experts` experts a layer."""
+        return self.fixed + self.per_expert * n_experts
+
+    def moe_layer(self, n_experts: float) -> float:
+        """Return the weights of one MoE layer that holds `n_experts` experts (fewer where they are spread)."""
+        dense = max(self.fixed - 2 * self.vocabulary * self.hidden, 0) / self.n_layers
+        return dense + self.per_expert * n_experts / self.moe_layers
+
+    @classmethod
+    def of(cls, model: Checkpoint | Mapping[str, Any]) -> ModelShape:
+        """Return the shape of a checkpoint or of a parsed config.
+
+        A checkpoint's weights are counted in its headers; for a config transformers builds the model without memory.
+
+        Raises:
+            ProxyError: the config lacks a width, or transformers cannot build the model.
+        """
+        if isinstance(model, Checkpoint):
+            shape = _from_checkpoint(model)
+            return cls(**(shape | _widths(model.config, _norms_heads(model.tensors))))
+        shape, names = _from_config(model)
+        return cls(**(shape | _widths(model, _norms_heads(names))))
+
+
+def _from_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    counts = tuple(allowed_counts(checkpoint))
+    whole, smallest = cost(checkpoint), cost(checkpoint, counts[0])
+    each = (whole.params - smallest.params) // max(checkpoint.n_experts - counts[0], 1)
+    return {
+        "n_experts": checkpoint.n_experts,
+        "top_k": checkpoint.top_k,
+        "n_layers": checkpoint.n_layers,
+        "moe_layers": len(checkpoint.moe_layers),
+        "fixed": whole.params - each * checkpoint.n_experts,
+        "per_expert": each,
+        "counts": counts,
+    }
+
+
+def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[str]]:
+    import torch
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    family = family_of(config)
+    settings = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
+    try:
+        made = AutoConfig.for_model(family.model_type, **settings)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(made)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        raise ProxyError(
+            f"transformers cannot build a {family.model_type} model from the config ({error})",
+            expected="a complete config.json",
+            remedy="give the checkpoint instead",
+        ) from error
+    sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
+    n_layers = int(made.get_text_config().num_hidden_layers)
+    rows = {
+        layer: sum(sizes.get(f"{family.block_in_memory(layer)}.{part.name}", 0) for part in family.in_memory)
+        for layer in range(n_layers)
+    }
+    counts = Counts.read(config, family, Path("config.json"))
+    each = sum(rows.values()) // counts.n_experts
+    shape = {
+        "n_experts": counts.n_experts,
+        "top_k": counts.top_k,
+        "n_layers": n_layers,
+        "moe_layers": sum(size > 0 for size in rows.values()),
+        "fixed": sum(sizes.values()) - each * counts.n_experts,
+        "per_expert": each,
+        "counts": tuple(
+            possible_counts(counts.n_experts, counts.top_k, counts.n_group, counts.topk_group, family.min_group)
+        ),
+    }
+    return shape, sizes
+
+
+def _norms_heads(names: Iterable[str]) -> bool:
+    return any(name.endswith("self_attn.q_norm.weight") for name in names)
+
+
+def _widths(config: Mapping[str, Any], norms_heads: bool) -> dict[str, int]:
+    nested = config.get("text_config")
+    found: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+
+    def width(*names: str, default: int | None = None) -> int:
+        value = next((found[name] for name in names if isinstance(found.get(name), int)), default)
+        if value is None:
+            raise ProxyError(
+                f"the config has no {names[0]}", expected=f"one of {', '.join(names)}", remedy="complete config.json"
+            )
+        return value
+
+    hidden, heads = width("hidden_size", "n_embd", "d_model"), width("num_attention_heads", "n_head", "n_heads")
+    if isinstance(found.get("kv_lora_rank"), int):  # multi-head latent attention keeps a compressed cache
+        key = width("qk_nope_head_dim") + width("qk_rope_head_dim")
+        attention = heads * (2 * key + width("v_head_dim"))
+        cache = width("kv_lora_rank") + width("qk_rope_head_dim")
+    else:
+        each, groups = width("head_dim", default=hidden // heads), width("num_key_value_heads", default=heads)
+        attention, cache = each * (heads + 2 * groups), 2 * groups * each
+    return {
+        "hidden": hidden,
+        "vocabulary": width("vocab_size"),
+        "expert_width": width("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size"),
+        "attention_width": attention,
+        "normed_width": attention - cache // 2 if norms_heads else 0,
+        "kv_values": cache,
+    }

@@ -1,0 +1,25 @@
+"""What one rank of a full cluster sees, in one process: memory, collectives, and which rank runs out of memory."""
+
+from moeproxy.scale.emulate import emulate, record, run_real
+from moeproxy.scale.emulation import Emulation
+from moeproxy.scale.estimate import estimate
+from moeproxy.scale.layout import Layout
+from moeproxy.scale.program import GRPOProgram
+from moeproxy.scale.recording import Recording
+from moeproxy.scale.routing import Routing, hottest_rank
+from moeproxy.scale.timing import device_time, recorded_time
+
+__all__ = [
+    "Emulation",
+    "GRPOProgram",
+    "Layout",
+    "Recording",
+    "Routing",
+    "device_time",
+    "emulate",
+    "estimate",
+    "hottest_rank",
+    "record",
+    "recorded_time",
+    "run_real",
+]

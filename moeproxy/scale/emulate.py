@@ -1,0 +1,187 @@
+"""emulate: what one rank of a cluster sees in a step of training, in one process."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from moeproxy.errors import ScaleError
+from moeproxy.files import atomic_dir, provenance
+from moeproxy.scale.emulation import Emulation
+from moeproxy.scale.layout import Layout
+from moeproxy.scale.processes import call
+from moeproxy.scale.program import GRPOProgram
+from moeproxy.scale.recording import Recording, write_index
+from moeproxy.scale.routing import Routing
+
+Level = Literal["fake", "exec", "replay"]
+
+
+def emulate(
+    program: GRPOProgram,
+    world: int,
+    ep: int = 1,
+    rank: int = 0,
+    routing: Routing | None = None,
+    level: Level = "fake",
+    *,
+    recording: Recording | str | Path | None = None,
+    repeats: int = 5,
+    cancel: threading.Event | None = None,
+    timeout: float | None = None,
+) -> Emulation:
+    """Run a training step as rank `rank` of a world whose other ranks are virtual, in a process of its own.
+
+    - "fake": tensors have no memory; bytes only, for models and worlds of any size.
+    - "exec": the rank really computes; the others' answers have the right shapes and arbitrary values. Bytes as
+      "fake", and times.
+    - "replay": the rank of a recorded run again, alone, with the recorded answers: losses and weights bit for bit.
+
+    Args:
+        program: the update step.
+        world: ranks of FSDP2 in all.
+        ep: ranks over which a layer's experts are spread; 1 for pure FSDP2 (there routing moves no bytes).
+        rank: the one to look at; `hottest_rank` finds the fullest.
+        routing: how many rows go where; balanced by default. Not for "replay".
+        level: see above.
+        recording: for "replay", what `record` made.
+        repeats: for "exec", steps whose memory and time are measured.
+        cancel: set it from another thread to stop.
+        timeout: seconds allowed.
+
+    Raises:
+        ScaleError: the world cannot be divided so, routing and model do not fit together, or the process failed.
+
+    Example:
+        >>> program = GRPOProgram(QWEN3_30B_A3B, prompt=1024, completion=3072).sliced(4)
+        >>> emulate(program, world=1024, ep=64)
+        Emulation(rank 0 of 1024, ep 64, fake, balanced; peak 6.45 GiB in forward)
+    """
+    layout = Layout(world, ep, rank)
+    layout.check_experts(program.n_experts)
+    if level not in get_args(Level):
+        raise ScaleError(f"level is {level!r}", expected=f"one of {', '.join(get_args(Level))}")
+    if (level == "replay") != (recording is not None) or (level == "replay" and routing is not None):
+        raise ScaleError(
+            f"level {level!r} with {'a' if recording is not None else 'no'} recording",
+            expected="a recording, and no routing, for 'replay'; no recording for the others",
+        )
+    if recording is not None:
+        return _replayed(program, layout, recording, cancel, timeout)
+    source = routing or Routing.balanced(program.n_experts)
+    check_routing(source, program, layout)
+    request = {"program": program.to_dict(), "layout": layout, "routing": source.to_dict(), "level": level}
+    request |= {"repeats": repeats}
+    return call("emulate", [request], cancel=cancel, timeout=timeout)[0]
+
+
+def check_routing(routing: Routing, program: GRPOProgram, layout: Layout) -> None:
+    """Raise ScaleError unless the routing is for as many experts, and possible with the program's top-k."""
+    if routing.n_experts != program.n_experts:
+        raise ScaleError(
+            f"routing of {routing.n_experts} experts for a model of {program.n_experts}",
+            remedy="take the routing of this very model; for a proxy, profile the proxy",
+        )
+    routing.rank_shares(layout.ep, program.top_k)
+
+
+def _replayed(program: GRPOProgram, layout: Layout, given: Any, cancel: Any, timeout: float | None) -> Emulation:
+    recording = given if isinstance(given, Recording) else Recording.open(given)
+    recording.check(program, layout)
+    request = {
+        "program": program.to_dict(),
+        "layout": layout,
+        "folder": str(recording.path),
+        "steps": recording.steps,
+    }
+    return call("replay", [request], cancel=cancel, timeout=timeout)[0]
+
+
+def run_real(
+    program: GRPOProgram,
+    world: int,
+    ep: int = 1,
+    *,
+    steps: int = 2,
+    repeats: int = 5,
+    cancel: threading.Event | None = None,
+    timeout: float | None = None,
+) -> list[tuple[Emulation, Routing]]:
+    """Run all ranks for real over gloo on this machine; return each one's measurements and its exact routing.
+
+    With that routing, `emulate` predicts what the rank measured.
+
+    Args:
+        program, world, ep: as in `emulate`.
+        steps: steps before weights are frozen and memory is measured.
+        repeats: steps whose allocator peaks and times are measured; the smallest peak is the one without accidents
+            of other threads.
+        cancel, timeout: as in `emulate`.
+    """
+    found = _ranks(program, Layout(world, ep), steps, repeats, None, cancel, timeout)
+    return [(result, _routing(program, notes, result.rank)) for result, notes in found]
+
+
+def record(
+    program: GRPOProgram,
+    world: int,
+    ep: int,
+    path: str | Path,
+    *,
+    steps: int = 4,
+    cancel: threading.Event | None = None,
+    timeout: float | None = None,
+) -> Recording:
+    """Run all ranks for real over gloo and keep what each got from the others, for `emulate(level="replay")`.
+
+    Args:
+        program, world, ep: as in `emulate`.
+        path: directory to write, complete or not at all; must not exist.
+        steps: training steps; disk space grows with them.
+        cancel, timeout: as in `emulate`.
+
+    Raises:
+        ScaleError: `path` exists, or a rank failed.
+    """
+    if Path(path).exists():
+        raise ScaleError("exists already", where=path, remedy="remove it or choose another path")
+    with atomic_dir(path) as folder:
+        found = [result for result, _ in _ranks(program, Layout(world, ep), steps, 0, str(folder), cancel, timeout)]
+        write_index(
+            folder,
+            program=program.to_dict(),
+            world=world,
+            ep=ep,
+            steps=steps,
+            losses=[result.losses for result in found],
+            logprobs=[result.logprobs for result in found],
+            weights=[result.weights for result in found],
+            seconds=[result.seconds for result in found],
+            provenance={**provenance(), "machine": found[0].provenance["machine"]},
+        )
+    return Recording.open(path)
+
+
+def _ranks(
+    program: GRPOProgram, layout: Layout, steps: int, repeats: int, folder: str | None, cancel: Any, timeout: Any
+) -> Sequence[tuple[Emulation, dict[int, list[Any]]]]:
+    layout.check_experts(program.n_experts)
+    with tempfile.TemporaryDirectory() as meeting:
+        shared = {
+            "program": program.to_dict(),
+            "meeting": str(Path(meeting) / "store"),
+            "steps": steps,
+            "repeats": repeats,
+            "folder": folder,
+        }
+        requests = [{**shared, "layout": replace(layout, rank=rank)} for rank in range(layout.world)]
+        return call("real", requests, cancel=cancel, timeout=timeout)
+
+
+def _routing(program: GRPOProgram, notes: dict[int, list[Any]], rank: int) -> Routing:
+    counts = [notes[layer] for layer in sorted(notes)]
+    return Routing.recorded(program.n_experts, counts, f"recorded on rank {rank}")

@@ -1,0 +1,155 @@
+"""GRPOProgram: the update step whose memory and time are asked for, as data; `training.py` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from moeproxy.errors import ScaleError
+from moeproxy.experts.config import Counts
+from moeproxy.experts.families import Family, family_of, lookup
+from moeproxy.proxy.plan import possible_counts
+
+PHASES = ("old log-probs", "forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class GRPOProgram:
+    """One GRPO update of a Hugging Face MoE: old log-probs, forward, clipped loss, backward, AdamW.
+
+    Weights are float32 shards that compute in bfloat16 with float32 gradients, as transformers' own FSDP2 engine
+    does it (`fsdp_mixed_precision`); AdamW keeps two float32 moments.
+
+    Args:
+        config: the model's parsed `config.json`.
+        sequences: sequences a micro-batch on each rank.
+        prompt, completion: tokens of a sequence; the loss is over the completion.
+        micro_batches: micro-batches whose gradients are summed before the optimizer acts.
+        checkpointing: recompute each layer's activations in the backward pass.
+        learning_rate, clip, max_norm, temperature: of AdamW, the ratio's clip, the gradient's largest norm, sampling.
+        seed: of weights and tokens.
+
+    Raises:
+        ScaleError: a size is impossible, or the model's family is unknown.
+
+    Example:
+        >>> GRPOProgram(QWEN3_30B_A3B, sequences=1, prompt=1024, completion=3072).sliced(4)
+        GRPOProgram(qwen3_moe, 4 layers x 128 experts, 1 x 1 x 4096 tokens a rank)
+    """
+
+    config: Mapping[str, Any]
+    sequences: int = 1
+    prompt: int = 512
+    completion: int = 512
+    micro_batches: int = 1
+    checkpointing: bool = False
+    learning_rate: float = 1e-6
+    clip: float = 0.2
+    max_norm: float = 1.0
+    temperature: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("sequences", "prompt", "completion", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ScaleError(f"{name} is {getattr(self, name)}", expected="at least 1")
+        if not self.temperature > 0:
+            raise ScaleError(f"temperature is {self.temperature}", expected="a positive number")
+        longest = self.config.get("max_position_embeddings")
+        if isinstance(longest, int) and self.tokens > longest:
+            raise ScaleError(
+                f"a sequence of {self.tokens} tokens in a model with {longest} positions",
+                remedy="shorten prompt or completion",
+            )
+        if not isinstance(self.n_experts, int) or self.n_experts < 1:
+            raise ScaleError(
+                f"the config of {self.family.model_type} says no number of experts",
+                expected=f"one of the keys {', '.join(self.family.count_keys)}",
+            )
+
+    @property
+    def family(self) -> Family:
+        """The row of the family table."""
+        return family_of(self.config, "the program's config")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sequence."""
+        return self.prompt + self.completion
+
+    @property
+    def n_experts(self) -> int:
+        """Routed experts a layer (E)."""
+        return next((n for key in self.family.count_keys if (n := lookup(self.config, key)) is not None), 0)
+
+    @property
+    def top_k(self) -> int:
+        """Experts a token (K)."""
+        return int(lookup(self.config, self.family.top_k_key))
+
+    @property
+    def n_layers(self) -> int:
+        """Decoder layers, with and without experts."""
+        return int(lookup(self.config, self._layer_key()))
+
+    @property
+    def n_dense(self) -> int:
+        """Leading layers without experts (DeepSeek's `first_k_dense_replace`)."""
+        return min(int(self.config.get("first_k_dense_replace") or 0), self.n_layers)
+
+    def sliced(self, layers: int) -> GRPOProgram:
+        """Return the program for the first `layers` layers, of which at most one is dense.
+
+        A slice answers in seconds what the whole depth answers in minutes; embeddings, head and loss stay whole.
+        """
+        if not 1 <= layers <= self.n_layers:
+            raise ScaleError(f"a slice of {layers} layers", expected=f"1 to {self.n_layers}")
+        changed = {self._layer_key(): layers}
+        if self.n_dense:
+            changed["first_k_dense_replace"] = min(self.n_dense, 1, layers - 1)
+        return replace(self, config={**self.config, **changed})
+
+    @property
+    def possible_counts(self) -> list[int]:
+        """Numbers of experts a layer that a proxy of this model can have, the original's included."""
+        counts = Counts.read(self.config, self.family, Path("the program's config"))
+        return possible_counts(counts.n_experts, counts.top_k, counts.n_group, counts.topk_group, self.family.min_group)
+
+    def pruned(self, n_keep: int) -> GRPOProgram:
+        """Return the program for a proxy that keeps `n_keep` experts a layer.
+
+        Raises:
+            ScaleError: no proxy can have so many, or the config nests its counts.
+        """
+        if n_keep not in (possible := self.possible_counts):
+            near = sorted(possible, key=lambda count: abs(count - n_keep))[:2]
+            raise ScaleError(
+                f"a proxy of {n_keep} experts",
+                expected=f"one of {len(possible)} counts from {possible[0]} to {possible[-1]}, such as "
+                f"{' or '.join(map(str, sorted(near)))}",
+            )
+        if "." in "".join(self.family.count_keys):
+            raise ScaleError(f"{self.family.model_type} nests its counts", remedy="give the proxy's own config")
+        present = {key: n_keep for key in self.family.count_keys if key in self.config}
+        return replace(self, config={**self.config, **present})
+
+    def _layer_key(self) -> str:
+        return next(
+            (key for key in self.family.layer_keys if lookup(self.config, key) is not None), self.family.layer_keys[0]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"config": dict(self.config)}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> GRPOProgram:
+        """Return the program that `to_dict` wrote."""
+        return cls(**stored)
+
+    def __repr__(self) -> str:
+        size = f"{self.n_layers} layers x {self.n_experts} experts"
+        batch = f"{self.micro_batches} x {self.sequences} x {self.tokens} tokens a rank"
+        return f"GRPOProgram({self.family.model_type}, {size}, {batch})"

@@ -1,0 +1,171 @@
+"""Recording: what every rank of a real run got from the others, on disk, so that one rank can run again alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moeproxy.errors import ScaleError
+from moeproxy.scale.layout import Layout
+from moeproxy.scale.program import GRPOProgram
+
+FORMAT = 1
+INDEX = "recording.json"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recorded run of a few steps.
+
+    Attributes:
+        path: its directory: `recording.json` and one `rank-<n>.safetensors` for each rank.
+        program: what ran.
+        world, ep: where.
+        steps: how many.
+        losses, logprobs: of every step, by rank.
+        weights: SHA-256 of the final shards, by rank.
+        seconds: wall time of every step, by rank.
+        provenance: versions, machine, time.
+    """
+
+    path: Path
+    program: GRPOProgram
+    world: int
+    ep: int
+    steps: int
+    losses: tuple[tuple[float, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    weights: tuple[str, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    provenance: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Recording:
+        """Read a recording's index.
+
+        Raises:
+            ScaleError: there is none, or it is damaged.
+        """
+        folder = Path(path)
+        try:
+            stored = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            if stored.pop("format") != FORMAT:
+                raise ValueError("another format version")
+            stored["program"] = GRPOProgram.from_dict(stored["program"])
+            for name in ("losses", "logprobs", "seconds"):
+                stored[name] = tuple(map(tuple, stored[name]))
+            stored["weights"] = tuple(stored["weights"])
+            return cls(folder, **stored)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ScaleError(
+                f"no recording can be read ({error!r})", where=folder, remedy="record the run again"
+            ) from error
+
+    def check(self, program: GRPOProgram, layout: Layout) -> None:
+        """Raise ScaleError unless this rank of this program was recorded."""
+        if program != self.program or (layout.world, layout.ep) != (self.world, self.ep):
+            raise ScaleError(
+                f"the recording is of {self.program!r} in a world of {self.world}, ep {self.ep}",
+                expected="the program and the world that are asked for",
+                remedy="use the recording's own program, world and ep, or record again",
+                where=self.path,
+            )
+
+    def rank_file(self, rank: int) -> Path:
+        """Return the file of a rank's collectives."""
+        return rank_file(self.path, rank)
+
+    def communication(self, rank: int) -> tuple[float, ...]:
+        """Return the seconds that a rank's collectives took, by step.
+
+        Raises:
+            ScaleError: the rank's file is missing, damaged, or its steps had different collectives.
+        """
+        totals = [0.0] * self.steps
+        for group, events in read_events(self.rank_file(rank)).items():
+            each, rest = divmod(len(events), self.steps)
+            if rest:
+                raise ScaleError(
+                    f"{len(events)} collectives of the group of ranks {group} in {self.steps} steps",
+                    expected="as many in every step",
+                    where=self.rank_file(rank),
+                )
+            for step in range(self.steps):
+                totals[step] += sum(seconds for _, seconds, _ in events[step * each : (step + 1) * each])
+        return tuple(totals)
+
+    def size(self) -> int:
+        """Return the bytes on disk."""
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's collectives in a recording's folder."""
+    return folder / f"rank-{rank}.safetensors"
+
+
+def write_index(folder: Path, **fields: Any) -> None:
+    """Write the index of a recording (the folder is written atomically as a whole)."""
+    text = json.dumps({"format": FORMAT, **fields})
+    (folder / INDEX).write_text(text, encoding="utf-8")
+
+
+def write_log(file: Path, log: Mapping[str, list[Any]]) -> None:
+    """Write a rank's `backends.LOG`."""
+    from safetensors.torch import save_file
+
+    tensors = {
+        f"{group}|{place}|{number}": out.contiguous()
+        for group, events in log.items()
+        for place, event in enumerate(events)
+        for number, out in enumerate(event.outs)
+    }
+    events = {group: [[one.op, one.seconds, len(one.outs)] for one in events] for group, events in log.items()}
+    save_file(tensors, file, metadata={"events": json.dumps(events)})
+
+
+def read_events(file: Path) -> dict[str, list[tuple[str, float, int]]]:
+    """Return name, seconds and number of results of every collective of a rank, by group, in order.
+
+    Raises:
+        ScaleError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as stored:
+            found = json.loads(stored.metadata()["events"])
+        return {group: [(op, seconds, outs) for op, seconds, outs in events] for group, events in found.items()}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(file, error) from error
+
+
+def read_log(file: Path) -> dict[str, list[Any]]:
+    """Read what `write_log` wrote.
+
+    Raises:
+        ScaleError: the file is missing or damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from moeproxy.scale.backends import Event
+
+    events = read_events(file)
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return {
+                group: [
+                    Event(op, seconds, [stored.get_tensor(f"{group}|{place}|{number}") for number in range(outs)])
+                    for place, (op, seconds, outs) in enumerate(found)
+                ]
+                for group, found in events.items()
+            }
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> ScaleError:
+    return ScaleError(f"the collectives cannot be read ({error!r})", where=file, remedy="record the run again")

@@ -1,0 +1,218 @@
+"""Routing: how many tokens a rank sends to and receives from each peer. Needs no torch.
+
+A virtual cluster has no routers, so the numbers come from outside: a real run's exact counts, a profile of the model
+(or of the proxy: its own), the router signals of a recorded RL trace, or an assumption (balanced, skewed).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from moeproxy.errors import ScaleError
+from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.scale.layout import Layout
+from moeproxy.scale.rounding import integers
+from moeproxy.traces.trace import Trace
+
+Counts = tuple[list[int], list[int]]
+"""(rows sent to each rank of the expert-parallel group, rows received from each)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """Shares of the (token, expert) pairs that each expert gets, by MoE layer; or exact counts of a real run.
+
+    Args:
+        source: where it comes from, in words.
+        share_LE: sums to one in every row; a single row stands for every layer.
+        exact: counts of one rank's real step, by layer and call; they are used as they are.
+
+    Raises:
+        ScaleError: shares are negative, not finite, or do not sum to one.
+    """
+
+    source: str
+    share_LE: Float[np.ndarray, "L E"]
+    exact: tuple[tuple[Counts, ...], ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        sums = self.share_LE.sum(axis=1)
+        if not np.isfinite(sums).all() or (self.share_LE < 0).any() or not np.allclose(sums, 1.0):
+            raise ScaleError(
+                f"routing shares of {self.source} sum to {sums.min():.3g} to {sums.max():.3g}",
+                expected="shares of at least 0 that sum to 1 in every layer",
+            )
+
+    @property
+    def n_experts(self) -> int:
+        """Experts a layer (E)."""
+        return self.share_LE.shape[1]
+
+    @classmethod
+    def balanced(cls, n_experts: int) -> Routing:
+        """Every expert gets the same."""
+        return cls("balanced", np.full((1, n_experts), 1 / n_experts))
+
+    @classmethod
+    def skewed(cls, n_experts: int, factor: float, *, ep: int, ep_rank: int = 0) -> Routing:
+        """The experts of one rank get `factor` times their even share, the others what is left.
+
+        Args:
+            n_experts: experts a layer.
+            factor: 1 is balanced; at most `ep` (then the rank gets everything).
+            ep: ranks over which experts are spread.
+            ep_rank: the one that gets more (or, below 1, less).
+        """
+        if n_experts % ep or not 0 <= ep_rank < ep:
+            raise ScaleError(f"{n_experts} experts over {ep} ranks, the rank {ep_rank} skewed")
+        if not 0 <= factor <= ep or (ep == 1 and factor != 1):
+            raise ScaleError(f"a skew of {factor:g}", expected=f"0 to {ep}, the number of expert-parallel ranks")
+        local = n_experts // ep
+        share_E = np.full(n_experts, (1 - factor / ep) / max(n_experts - local, 1))
+        share_E[ep_rank * local : (ep_rank + 1) * local] = factor / n_experts
+        return cls(f"skewed {factor:g} x on rank {ep_rank} of {ep}", share_E[None])
+
+    @classmethod
+    def from_profile(cls, profile: ExpertProfile) -> Routing:
+        """The loads that a calibration pass measured; for a proxy, profile the proxy."""
+        load_LE = profile.load_LE.astype(float)
+        if (load_LE.sum(axis=1) == 0).any():
+            raise ScaleError("the profile has a layer without any routed token", remedy="profile with more texts")
+        source = f"profile of {profile.model_type}, {profile.n_tokens:,} tokens"
+        return cls(source, load_LE / load_LE.sum(axis=1, keepdims=True))
+
+    @classmethod
+    def from_trace(cls, trace: Trace, step: int | None = None) -> Routing:
+        """The most uneven placement that fits what a recorded run logged about its routers.
+
+        A trace holds two numbers a layer: the largest load over the mean, and the entropy of the loads. The loads
+        returned have exactly these (the rest falls off geometrically) and are sorted, so that the busiest experts are
+        neighbours on one rank: an upper bound, since which experts are neighbours was not recorded.
+
+        Args:
+            trace: of a run that logged `router_max_violation/<layer>` and `router_load_entropy/<layer>`.
+            step: step of the trace; by default the one with the largest load.
+
+        Raises:
+            ScaleError: the trace has no such signals, or no value at that step.
+        """
+        from moeproxy.scale.routing_trace import loads_of
+
+        share_LE, chosen = loads_of(trace, step)
+        return cls(f"{trace.provenance.model} seed {trace.provenance.seed}, step {chosen}, sorted", share_LE)
+
+    @classmethod
+    def recorded(cls, n_experts: int, counts: Sequence[Sequence[Counts]], source: str = "recorded") -> Routing:
+        """What one rank of a real run sent and received, by layer and call."""
+        exact = tuple(tuple((list(sent), list(received)) for sent, received in calls) for calls in counts)
+        return cls(source, np.full((1, n_experts), 1 / n_experts), exact)
+
+    def stretched(self, n_experts: int) -> Routing:
+        """Return the same unevenness for another number of experts, neighbours staying neighbours.
+
+        Loads are spread evenly within each expert, and the line of experts is cut anew: a recorded run of a small model
+        says so how uneven the ranks of a large one may be. It says nothing about which of its experts are busy.
+
+        Raises:
+            ScaleError: these are exact counts of a real run.
+        """
+        if self.exact:
+            raise ScaleError("exact counts of a real run belong to its own model", remedy="take a profile or a trace")
+        if n_experts == self.n_experts:
+            return self
+        before, after = np.linspace(0, 1, self.n_experts + 1), np.linspace(0, 1, n_experts + 1)
+        summed_LE = [np.concatenate([[0.0], np.cumsum(share_E)]) for share_E in self.share_LE]
+        rows = [np.diff(np.interp(after, before, summed_E)) for summed_E in summed_LE]
+        return Routing(f"{self.source}, {self.n_experts} experts stretched to {n_experts}", np.stack(rows))
+
+    def counts(self, layer: int, call: int, layout: Layout, pairs: int, top_k: int) -> Counts:
+        """Return rows sent to and received from each rank of the group, in one dispatch.
+
+        Args:
+            layer: number among the MoE layers.
+            call: how often this layer was called before in this step.
+            layout: the rank looked at.
+            pairs: (token, expert) pairs of each rank.
+            top_k: experts a token.
+        """
+        if self.exact:
+            calls = self.exact[layer]
+            return calls[call % len(calls)]
+        share_R = self.rank_shares(layout.ep, top_k)[layer % len(self.share_LE)]
+        sent_R = integers(share_R * pairs, pairs)
+        return sent_R, [sent_R[layout.ep_rank]] * layout.ep
+
+    def rank_shares(self, ep: int, top_k: int = 1) -> Float[np.ndarray, "L R"]:
+        """Return each rank's share of the pairs, by layer.
+
+        Raises:
+            ScaleError: the experts cannot be spread so, or an expert would get more than every token.
+        """
+        if self.n_experts % ep:
+            raise ScaleError(f"routing of {self.n_experts} experts over {ep} ranks", expected="a divisor")
+        if (most := self.share_LE.max() * top_k) > 1 + 1e-9:
+            raise ScaleError(
+                f"the busiest expert would get {most:.2f} x every token",
+                expected="at most each token once",
+                remedy=f"lower the skew (at most {self.n_experts / top_k:g} with {top_k} experts a token)",
+            )
+        return self.share_LE.reshape(len(self.share_LE), ep, -1).sum(axis=2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values that `from_dict` reads back."""
+        return {"source": self.source, "share_LE": self.share_LE.tolist(), "exact": self.exact}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Routing:
+        """Return the routing that `to_dict` wrote."""
+        exact = tuple(tuple((list(s), list(r)) for s, r in calls) for calls in stored["exact"])
+        return cls(stored["source"], np.array(stored["share_LE"], float), exact)
+
+
+def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointing: bool = False) -> int:
+    """Return the rank of the whole world that holds most at its peak.
+
+    It gets the most rows: without checkpointing every layer's rows are alive when the backward pass begins, so their
+    sum counts; with it the busiest single layer does. And it is in the first expert-parallel group: FSDP2's first
+    shards are the largest ones, and among more ranks than experts the later ones hold no expert at all.
+
+    Args:
+        routing: shares by layer.
+        layout: world and expert parallelism.
+        n_layers: MoE layers of the model.
+        checkpointing: whether activations are recomputed.
+
+    Raises:
+        ScaleError: the routing is exact counts of one rank.
+    """
+    load_R = rank_loads(routing, layout.ep, n_layers, checkpointing)
+    return int(np.argmax(np.round(load_R, 12)))  # rounded: equal loads must not be told apart by the last bit
+
+
+def rank_loads(routing: Routing, ep: int, n_layers: int, checkpointing: bool = False) -> Float[np.ndarray, " R"]:
+    """Return the rows that decide each expert-parallel rank's peak, over the mean: of all layers, or of the worst one.
+
+    Args:
+        routing, n_layers, checkpointing: as in `hottest_rank`.
+        ep: ranks over which experts are spread.
+    """
+    if routing.exact:
+        raise ScaleError(
+            "exact counts belong to one rank, which cannot be compared with others",
+            remedy="take the routing from a profile or a trace",
+        )
+    share_LR = routing.rank_shares(ep)
+    rows = share_LR[np.arange(n_layers) % len(share_LR)]
+    return (rows.max(axis=0) if checkpointing else rows.mean(axis=0)) * ep
+
+
+def spread(routing: Routing, ep: int) -> float:
+    """Return the busiest rank's load over the mean, in the layer where that is largest."""
+    share_LR = routing.rank_shares(ep)
+    return float(share_LR.max() * ep) if math.isfinite(share_LR.max()) else math.nan

@@ -1,0 +1,139 @@
+"""How long a step may take: computing measured or counted, communication recorded or by a formula, always a range.
+
+No single number is given. A rank's own computing and the time on the wire are each bounded by assumptions that stand
+beside the result, and how much of them overlaps is not known: the low end assumes that the shorter hides behind the
+longer, the high end that nothing overlaps. Waiting for slower ranks is in recorded communication and in no formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from moeproxy.errors import ScaleError
+from moeproxy.proxy.hardware import Device
+from moeproxy.scale.emulation import Emulation, Traffic
+from moeproxy.scale.recording import Recording
+
+Range = tuple[float, float]
+UTILISATION: Range = (0.1, 0.5)
+"""Share of the peak rate that computing reaches: small grouped products at the low end, large dense ones above."""
+LINKS: Range = (0.4, 0.9)
+"""Share of a link's rate that collectives reach."""
+LATENCY: Range = (5e-6, 50e-6)
+"""Seconds a collective takes whatever its size, for each doubling of the group."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step of one rank, as ranges (low, high).
+
+    Args:
+        compute, communication: each alone.
+        basis: what they rest on, in words.
+        machine: for which machine they hold.
+        measured: seconds of the real step, smallest and largest, where there was one.
+    """
+
+    compute: Range
+    communication: Range
+    basis: str
+    machine: str
+    measured: Range | None = None
+
+    @property
+    def total(self) -> Range:
+        """From everything hidden that can be hidden to nothing overlapping."""
+        return max(self.compute[0], self.communication[0]), self.compute[1] + self.communication[1]
+
+    def __repr__(self) -> str:
+        real = f", measured {_span(self.measured)}" if self.measured else ""
+        return f"StepTime({_span(self.total)} on {self.machine}{real}; {self.basis})"
+
+
+def recorded_time(recording: Recording, alone: Emulation) -> StepTime:
+    """Put together a recorded rank's step: what it computes alone and what its collectives took in the real run.
+
+    Both are for the machine of the recording, whose ranks wait for each other (and for processor cores, where there
+    are fewer of them than ranks). The first step, which makes the optimizer's state, does not count.
+
+    Args:
+        recording: of the real run.
+        alone: `emulate(level="replay")` of one of its ranks.
+
+    Raises:
+        ScaleError: `alone` is no replay of this recording, or there are fewer than three steps.
+    """
+    if alone.level != "replay" or (alone.world, alone.ep) != (recording.world, recording.ep):
+        raise ScaleError(f"{alone!r} is no replay of {recording.path}", remedy="replay a rank of this recording")
+    if len(alone.seconds) < 2:
+        raise ScaleError(f"a recording of {recording.steps} steps", expected="3 or more, since the first is left out")
+    spent = recording.communication(alone.rank)[1:]
+    basis = "computing as replayed alone, communication as recorded, waiting included"
+    real = recording.seconds[alone.rank][1:]
+    return StepTime(_range(alone.seconds[1:]), _range(spent), basis, recording.provenance["machine"], _range(real))
+
+
+def device_time(
+    emulation: Emulation,
+    on: Device,
+    *,
+    compute: Sequence[float] | None = None,
+    utilisation: Range = UTILISATION,
+    links: Range = LINKS,
+    latency: Range = LATENCY,
+) -> StepTime:
+    """Bound a step on a device type: operations counted over its peak rate, collectives by latency and bandwidth.
+
+    Args:
+        emulation: of any level.
+        on: device type.
+        compute: measured seconds of the rank's computing on such a device, instead of counted operations.
+        utilisation, links: shares of the peak rates that are reached, low and high.
+        latency: seconds of a collective for each doubling of its group, low and high.
+
+    Raises:
+        ScaleError: a range is no range.
+
+    Example:
+        >>> device_time(emulate(program.sliced(4), 1024, 64), DEVICES["H100"])
+        StepTime(0.0415 to 0.512 s on H100; ...)
+    """
+    for name, (low, high) in {"utilisation": utilisation, "links": links, "latency": latency}.items():
+        if not 0 < low <= high or (name != "latency" and high > 1):
+            raise ScaleError(f"{name} is {low} to {high}", expected="a range of positive numbers, shares at most 1")
+    operations = sum(emulation.flops.values())
+    counted = tuple(operations / (on.bf16_tflops * 1e12 * share) for share in reversed(utilisation))
+    rests = f"{operations / 1e12:.3g} TFLOP at {utilisation[0]:.0%} to {utilisation[1]:.0%} of the peak"
+    spent = tuple(
+        sum(_seconds(one, on, emulation.world, share, wait) for one in emulation.traffic)
+        for share, wait in zip(reversed(links), latency, strict=True)
+    )
+    return StepTime(
+        _range(compute) if compute is not None else (counted[0], counted[1]),
+        (spent[0], spent[1]),
+        f"{'computing as measured' if compute is not None else rests}, links at {links[0]:.0%} to {links[1]:.0%}",
+        on.name,
+    )
+
+
+def _seconds(traffic: Traffic, on: Device, world: int, share: float, wait: float) -> float:
+    """Return the seconds of equal collectives: latency, and the bytes that leave one rank, over the slowest link."""
+    if traffic.group < 2:
+        return 0.0
+    parts = {"all_reduce": 2.0, "broadcast": traffic.group / (traffic.group - 1)}
+    moved = traffic.nbytes * (traffic.group - 1) / traffic.group * parts.get(traffic.op, 1.0)
+    # Expert-parallel groups are neighbours and can share a node; FSDP's ranks stride over all of them.
+    reach = traffic.group if traffic.op == "all_to_all" else world
+    link = on.link_gb_s if reach <= on.per_node else on.network_gb_s
+    doublings = (traffic.group - 1).bit_length()
+    return traffic.count * (wait * doublings + moved / (link * 1e9 * share))
+
+
+def _range(values: Iterable[float]) -> Range:
+    found = list(values)
+    return min(found), max(found)
+
+
+def _span(given: Range) -> str:
+    return f"{given[0]:.3g} to {given[1]:.3g} s"

@@ -1,0 +1,65 @@
+"""Notebook 06 in JupyterLab: Run All, then more ranks, a skew and bad input by keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.driver import TIMEOUT_MS, Lab
+from tests.browser.looking import NAMELESS, colours, status
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+NOTEBOOK = "notebooks/06_scale.ipynb"
+# Bars of the original's and the proxy's ranks, as plotly.js holds them, and how many courses have points.
+_PEAKS = """plot => {
+  const bars = plot.data.filter(trace => trace.type === "bar").map(trace => Array.from(trace.x));
+  return bars[0].map((_, rank) => bars.reduce((sum, bar) => sum + bar[rank], 0));
+}"""
+_COURSES = "plot => plot.data.slice(6, 10).filter(trace => trace.x.length > 100).length"
+
+
+def test_scale(lab: Lab, shots: Path) -> None:
+    lab.open(NOTEBOOK)
+    lab.run_all()
+    assert lab.cell_errors() == []
+    lab.scroll_to(lab.cell_with("ScalePanel("))
+    figure = lab.page.locator(".jupyter-widgets .js-plotly-plot")
+    expect(figure.get_by_text("Memory over the step, the first 4 of 48 layers, emulated")).to_be_visible(
+        timeout=TIMEOUT_MS
+    )
+    assert figure.evaluate(_COURSES) == 2
+    assert colours(figure) > 100
+    lab.page.wait_for_timeout(700)
+    lab.page.screenshot(path=shots / "scale-padded.png")
+    before = figure.evaluate(_PEAKS)
+
+    # By keyboard: the arrow key doubles the expert-parallel ranks, and the padding halves.
+    lab.page.get_by_role("slider", name="Expert-parallel ranks", exact=True).focus()
+    for _ in range(4):
+        lab.page.keyboard.press("ArrowRight")
+    expect(figure.get_by_text("EARLIER SETTINGS")).to_be_visible(timeout=TIMEOUT_MS)
+    after = figure.evaluate(_PEAKS)
+    assert max(after) < 0.7 * max(before)
+    lab.page.get_by_role("combobox", name="Routing").select_option(index=1)
+    expect(lab.page.get_by_role("region", name="Emulated: the first 4 of 48 layers")).to_contain_text(
+        "proxy-48, rank 15 (hottest)", timeout=TIMEOUT_MS
+    )
+    expect(figure.get_by_text("the first 4 of 48 layers, emulated").first).to_be_visible()
+    assert figure.evaluate(_COURSES) == 4
+    expect(status(lab, "does not fit. Each of these alone would do")).to_contain_text("recompute activations")
+    lab.page.wait_for_timeout(700)
+    lab.page.screenshot(path=shots / "scale-skewed.png")
+
+    lab.page.get_by_role("spinbutton", name="Expert-parallel ranks =").fill("12")
+    lab.page.keyboard.press("Enter")
+    expect(status(lab, "does not divide a world of 1024")).to_contain_text("1, 2, 4, 8, 16")
+    panel = lab.page.locator(".jp-OutputArea-output").filter(has=figure).first
+    assert NAMELESS.findall(panel.aria_snapshot()) == []
+    lab.page.get_by_role("region", name="Fewest H100").scroll_into_view_if_needed()
+    lab.page.wait_for_timeout(700)
+    lab.page.screenshot(path=shots / "scale-planner.png")
+    assert lab.problems == []
+    assert lab.foreign == []

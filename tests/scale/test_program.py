@@ -1,0 +1,61 @@
+"""GRPOProgram and Layout: slices and proxies of real configs, and what is possible when it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moeproxy.errors import ScaleError
+from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
+from moeproxy.scale import GRPOProgram, Layout
+from tests.scale.conftest import TINY
+
+
+def test_a_slice_keeps_one_dense_layer() -> None:
+    whole = GRPOProgram(DEEPSEEK_V3)
+    assert (whole.n_layers, whole.n_dense, whole.n_experts, whole.top_k) == (61, 3, 256, 8)
+    part = whole.sliced(4)
+    assert (part.n_layers, part.n_dense) == (4, 1)
+    assert whole.n_layers == 61, "the program itself is unchanged"
+    assert GRPOProgram(QWEN3_30B_A3B).sliced(4).n_dense == 0
+
+
+def test_a_proxy_differs_in_the_number_of_experts_only() -> None:
+    proxy = GRPOProgram(QWEN3_30B_A3B).pruned(48)
+    assert proxy.n_experts == 48
+    assert {**proxy.config, "num_experts": 128} == dict(QWEN3_30B_A3B)
+
+
+def test_a_program_survives_storage(program: GRPOProgram) -> None:
+    assert GRPOProgram.from_dict(program.to_dict()) == program
+    assert "2 layers x 8 experts, 1 x 2 x 64 tokens" in repr(program)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: GRPOProgram(TINY, sequences=0), "sequences is 0"),
+        (lambda: GRPOProgram(TINY, prompt=500, completion=500), "1000 tokens in a model with 512"),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8, temperature=0.0), "temperature is 0"),
+        (
+            lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_experts"}, prompt=8, completion=8),
+            "says no number of experts",
+        ),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8).sliced(3), "1 to 2"),
+        (lambda: GRPOProgram(TINY, prompt=8, completion=8).pruned(1), "7 counts from 2 to 8, such as 2 or 3"),
+        (lambda: GRPOProgram(DEEPSEEK_V3).pruned(20), "31 counts from 16 to 256, such as 16 or 24"),
+        (lambda: Layout(1, 1), "at least 2 ranks"),
+        (lambda: Layout(12, 8), "one of 1, 2, 3, 4, 6, 12"),
+        (lambda: Layout(8, 4, 8), "0 to 7"),
+        (lambda: Layout(12, 12).check_experts(8), "in a world of 12, ep = 1, 2, 4"),
+    ],
+)
+def test_the_impossible_is_refused_with_what_is_possible(make: Any, words: str) -> None:
+    with pytest.raises(ScaleError, match=words):
+        make()
+
+
+def test_a_layout_knows_its_neighbours() -> None:
+    layout = Layout(16, 4, 6)
+    assert (layout.ep_rank, layout.efsdp) == (2, 4)

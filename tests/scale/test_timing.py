@@ -1,0 +1,73 @@
+"""Ranges of seconds: by hand for a made device, and around a real recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeproxy.errors import ScaleError
+from moeproxy.proxy.hardware import Device
+from moeproxy.scale import Recording, device_time, recorded_time
+from moeproxy.scale.timing import StepTime
+from tests.scale.made import made_emulation
+
+MADE = Device("made", 80, 1000, 3, 100, 10, 8, "by hand")
+
+
+def test_seconds_by_hand() -> None:
+    found = device_time(made_emulation(), MADE, utilisation=(0.25, 0.5), links=(0.5, 1.0), latency=(1e-3, 2e-3))
+    # 10^15 operations at 10^15 a second.
+    assert found.compute == (pytest.approx(2.0), pytest.approx(4.0))
+    # Gathering: 15/16 of 8 GB leave over the network of 10 GB/s, twice; reducing: twice 15/16 of 1 GB. The exchange
+    # stays in the node: 3/4 of 4 GB at 100 GB/s. Latency: 4 doublings of 16 ranks three times, 2 of 4 ranks; one rank
+    # communicates with nobody.
+    bytes_s = 2 * 0.75 + 0.1875 + 0.03
+    assert found.communication == (pytest.approx(bytes_s + 14e-3), pytest.approx(2 * bytes_s + 28e-3))
+    assert found.total == (pytest.approx(2.0), pytest.approx(4.0 + 2 * bytes_s + 28e-3))
+    assert "made" in repr(found)
+    assert "25% to 50%" in found.basis
+
+
+def test_measured_computing_takes_the_place_of_counted() -> None:
+    found = device_time(made_emulation(), MADE, compute=(0.3, 0.2, 0.4))
+    assert found.compute == (0.2, 0.4)
+    assert "as measured" in found.basis
+
+
+def test_what_can_hide_hides_at_the_low_end() -> None:
+    found = StepTime((1.0, 2.0), (3.0, 5.0), "made up", "nothing")
+    assert found.total == (3.0, 7.0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"utilisation": (0.5, 0.2)}, {"links": (0.5, 1.5)}, {"latency": (0.0, 1.0)}, {"utilisation": (0.0, 0.5)}]
+)
+def test_a_range_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ScaleError, match=next(iter(wrong))):
+        device_time(made_emulation(), MADE, **wrong)
+
+
+def test_recorded_seconds_are_summed_by_step(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from moeproxy.scale.backends import Event
+    from moeproxy.scale.recording import write_index, write_log
+
+    program = made_emulation().program
+    runs = {"losses": [[0.0] * 3], "logprobs": [[0.0] * 3], "weights": [""], "seconds": [[9.0, 1.0, 1.5]]}
+    write_index(tmp_path, program=program, world=2, ep=1, steps=3, provenance={"machine": "a box"}, **runs)
+    events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in (5.0, 4.0, 0.1, 0.2, 0.3, 0.3)]
+    write_log(tmp_path / "rank-0.safetensors", {"0,1#1": events})
+    recording = Recording.open(tmp_path)
+    assert recording.communication(0) == (9.0, pytest.approx(0.3), pytest.approx(0.6))
+    alone = made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8))
+    found = recorded_time(recording, alone)
+    assert (found.compute, found.measured) == ((0.8, 0.8), (1.0, 1.5))
+    assert found.communication == (pytest.approx(0.3), pytest.approx(0.6))
+    assert found.machine == "a box"
+    with pytest.raises(ScaleError, match="no replay"):
+        recorded_time(recording, made_emulation())
+    write_log(tmp_path / "rank-0.safetensors", {"0,1#1": events[:-1]})
+    with pytest.raises(ScaleError, match="as many in every step"):
+        recording.communication(0)

@@ -1,0 +1,208 @@
+"""The scale panel: settings to ranks, bars, slices in the background, refusals. Emulations are made up here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import moeproxy.view.apps.scale_work as work
+from moeproxy.errors import ScaleError
+from moeproxy.experts.published import DEEPSEEK_V3
+from moeproxy.scale import GRPOProgram, Routing, estimate
+from moeproxy.scale.processes import Cancelled
+from moeproxy.view.apps.scale import ScalePanel
+from moeproxy.view.apps.scale_settings import recorded
+from tests.scale.conftest import TINY
+from tests.scale.made import made_emulation
+
+MODELS = {"tiny": {**TINY, "num_hidden_layers": 6}, "DeepSeek-V3": DEEPSEEK_V3}
+
+
+class Emulator:
+    """Stands for `emulate`: notes what is asked for; `hold` keeps it busy until it is given up."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int, int]] = []
+        self.hold = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, program: GRPOProgram, world: int, ep: int, rank: int, _: Routing, **options: Any) -> Any:
+        self.asked.append((program.n_layers, program.n_experts, world, rank))
+        if self.error:
+            raise self.error
+        while self.hold.is_set():
+            if options["cancel"].is_set():
+                raise Cancelled("stopped on request")
+            time.sleep(0.01)
+        return made_emulation(world=world, ep=ep, rank=rank, program=program.to_dict())
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    made = Emulator()
+    monkeypatch.setattr(work, "emulate", made)
+    yield made
+    made.hold.clear()
+
+
+def panel_of(**changes: Any) -> ScalePanel:
+    wanted: dict[str, Any] = {"models": MODELS, "world": 16, "ep": 4, "tokens": 256, "n_keep": 4}
+    return ScalePanel("tiny", **(wanted | changes))
+
+
+def test_bars_are_the_sum_and_the_slice_is_emulated(emulator: Emulator) -> None:
+    panel = panel_of(rank=2)
+    assert panel.settle()
+    assert not panel.status.is_error, panel.status.text
+    assert [bar.label for bar in panel.view.bars] == [
+        "original, rank 2",
+        "original, rank 0 (hottest)",
+        "proxy-4, rank 2",
+        "proxy-4, rank 0 (hottest)",
+    ]
+    program = GRPOProgram(MODELS["tiny"], prompt=64, completion=192)
+    assert panel.view.bars[0].nbytes == pytest.approx(estimate(program, 16, 4).peak_bytes)
+    assert sorted(emulator.asked) == [(4, 4, 16, 0), (4, 4, 16, 2), (4, 8, 16, 0), (4, 8, 16, 2)]
+    assert not panel.view.stale
+    assert panel.found("proxy").rank == 0
+    assert panel.found("proxy", hottest=False).rank == 2
+    assert panel.emulated.frame["peak"].tolist() == ["6.00 GiB"] * 4
+    assert "first 4 of 6 layers" in panel.figure.widget.layout.annotations[1].text
+    assert len(panel.planner.frame) >= 2
+
+
+def test_the_hot_rank_of_a_skew_is_found(emulator: Emulator) -> None:
+    panel = panel_of(routing="skewed", load=200, follow=False)
+    assert panel.settle()
+    assert [bar.label for bar in panel.view.bars][1] == "original, rank 3 (hottest)"
+    assert panel.view.bars[1].nbytes > panel.view.bars[0].nbytes
+    assert emulator.asked == []
+    with pytest.raises(ScaleError, match="not emulated yet"):
+        panel.found()
+
+
+def test_nothing_is_emulated_twice_and_only_the_latest_counts(emulator: Emulator) -> None:
+    panel = panel_of()
+    assert panel.settle()
+    assert len(emulator.asked) == 2
+    emulator.hold.set()
+    panel.choose(tokens=512)
+    assert panel._redraw.settle()
+    assert panel.view.stale
+    assert "EARLIER" in panel.figure.widget.layout.annotations[1].text
+    panel.choose(tokens=256)  # known already: the one under way is given up
+    assert panel.settle()
+    assert not panel.view.stale
+    before = len(emulator.asked)
+    emulator.hold.clear()
+    panel.choose(rank=0)
+    assert panel.settle()
+    assert len(emulator.asked) == before
+
+
+def test_whole_depth_is_a_job_that_can_be_cancelled(emulator: Emulator) -> None:
+    panel = panel_of()
+    assert panel.settle()
+    emulator.hold.set()
+    panel.job.start_button.click()
+    while len(emulator.asked) < 4:
+        time.sleep(0.01)
+    panel.job.cancel_button.click()
+    assert panel.job.join(30) == "cancelled"
+    assert not any(bar.emulated for bar in panel.view.bars)
+    emulator.hold.clear()
+    panel.job.start_button.click()
+    assert panel.job.join(30) == "done"
+    assert all(bar.emulated for bar in panel.view.bars)
+    assert (6, 8, 16, 0) in emulator.asked
+    assert "all 6 layers" in panel.figure.widget.layout.annotations[1].text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"ep": 3}, "1, 2, 4, 8, 16"),
+        ({"ep": 16}, "ep = 1, 2, 4, 8"),
+        ({"ep": 8}, "4 experts cannot be spread evenly over 8 ranks"),
+        ({"world": 1}, "at least 2 ranks"),
+        ({"rank": 16}, "0 to 15"),
+        ({"n_keep": 1}, "2 or 3"),
+        ({"tokens": 4096}, "shorten prompt or completion"),
+        ({"routing": "skewed", "load": 900}, "0 to 4"),
+    ],
+)
+def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, Any], words: str) -> None:
+    panel = panel_of(follow=False)
+    assert panel.settle()
+    before = [bar.label for bar in panel.view.bars]
+    panel.choose(**wrong)
+    assert panel.settle()
+    assert panel.status.is_error
+    assert words in panel.status.text
+    assert [bar.label for bar in panel.view.bars] == before, "what was shown stays"
+    panel.choose(**{name: getattr(panel_of(follow=False).settings, name) for name in wrong})
+    assert panel.settle()
+    assert not panel.status.is_error
+
+
+def test_what_would_fit_is_listed(emulator: Emulator) -> None:
+    panel = ScalePanel("DeepSeek-V3", models=MODELS, world=64, ep=16, n_keep=16, follow=False)
+    assert panel.settle()
+    assert "does not fit" in panel.view.describe()
+    assert "<li>recompute activations (" in panel.advice.value or "ranks (" in panel.advice.value
+    panel.choose(world=4096, checkpointing=True, tokens=512)
+    assert panel.settle()
+    assert panel.view.too_large == []
+    assert panel.advice.value == ""
+
+
+def test_another_model_offers_its_own_counts(emulator: Emulator) -> None:
+    panel = panel_of(follow=False)
+    panel.choose(model="DeepSeek-V3")
+    assert panel.settle()
+    assert not panel.status.is_error, panel.status.text
+    assert panel.settings.n_keep == 96
+    assert panel.numbers["n_keep"].slider.options == list(range(16, 257, 8))
+
+
+def test_recorded_loads_are_each_models_own(emulator: Emulator) -> None:
+    assert recorded("original").n_experts == 32
+    assert recorded("proxy").n_experts == 16
+    panel = panel_of(routing="recorded", follow=False)
+    assert panel.settle()
+    sources = [case.routing.source for case in panel.settings.cases()]
+    assert all(("original" in source) == (place == 0) for place, source in enumerate(sources))
+    own = {"original": Routing.skewed(8, 2.0, ep=4, ep_rank=2), "proxy": Routing.balanced(4)}
+    mine = panel_of(routing="recorded", follow=False, own=own)
+    assert mine.settle()
+    assert [bar.label for bar in mine.view.bars][1] == "original, rank 2 (hottest)"
+
+
+def test_a_failed_emulation_is_shown(emulator: Emulator) -> None:
+    emulator.error = ScaleError("no memory left")
+    panel = panel_of()
+    assert panel.settle()
+    assert "no memory left" in panel.status.text
+    assert panel.view.stale
+    assert panel.view.bars
+
+
+def test_unknown_names_are_refused() -> None:
+    for wrong in ({"model": "GPT"}, {"on": "abacus"}, {"routing": "random"}):
+        with pytest.raises(ScaleError, match="unknown"):
+            ScalePanel(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_number_can_be_typed_or_slid() -> None:
+    panel = panel_of(follow=False)
+    world = panel.numbers["world"]
+    world.box.value = 48
+    assert world.value == 48
+    assert 48 in world.slider.options
+    world.slider.value = 32
+    assert world.box.value == 32
+    assert panel.settle()
