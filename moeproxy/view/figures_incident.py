@@ -303,10 +303,11 @@ def _told(panel: _Panel) -> str:
 def _table(panels: list[_Panel]) -> pd.DataFrame:
     columns: dict[str, Any] = {"step": panels[0].steps_S.tolist()}
     for panel in panels:
-        columns[panel.row] = [_number(*pair) for pair in zip(panel.values_S, panel.broken_S, strict=True)]
+        pairs = zip(panel.values_S.tolist(), panel.broken_S.tolist(), strict=True)
+        columns[panel.row] = [_number(*pair) for pair in pairs]
         if np.isfinite(panel.low_S).any():
-            columns[f"{panel.row}, healthy low"] = [_number(value, False) for value in panel.low_S]
-            columns[f"{panel.row}, healthy high"] = [_number(value, False) for value in panel.high_S]
+            columns[f"{panel.row}, healthy low"] = [_number(value, False) for value in panel.low_S.tolist()]
+            columns[f"{panel.row}, healthy high"] = [_number(value, False) for value in panel.high_S.tolist()]
     return pd.DataFrame(columns)
 
 

@@ -6,7 +6,6 @@ import plotly.graph_objects as go
 import pytest
 
 from moeproxy.errors import MoeproxyError
-from moeproxy.triage.compare import compare_all
 from moeproxy.view import figures
 from moeproxy.view.figures_incident import evidence_figure, signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
@@ -14,7 +13,6 @@ from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.grey import confusable, lightness, told_apart
 from moeproxy.view.style import BLUE, VERMILLION
 from moeproxy.view.timeline import timeline
-from tests.triage.synthetic import CALIBRATION, SCORED
 from tests.view import postmortems, shared
 
 
@@ -56,8 +54,6 @@ def test_lines_of_one_group_and_of_other_panels_are_no_pair() -> None:
 
 def test_no_figure_of_a_report_needs_colour() -> None:
     traces = shared.traces()
-    recorded = [trace for trace in traces if trace.provenance.source == "recorded"]
-    compared = compare_all(recorded, calibration_seeds=CALIBRATION, scored_seeds=SCORED)
     resumed, poisoned, beside = postmortems.resumed(), postmortems.poisoned(), postmortems.beside()
     drawn = [
         timeline_figure(timeline(resumed, postmortems.ACTIONS), "x"),
@@ -72,7 +68,6 @@ def test_no_figure_of_a_report_needs_colour() -> None:
     # Those that were there before rely on colour beside the dash; in print they get marks.
     older = [
         figures.overlay(traces, "quiet_update"),
-        figures.agreement(compared),
         figures.method_comparison(shared.accuracy(), original=0.9, chance=0.1),
     ]
     assert confusable(older[0]) != []

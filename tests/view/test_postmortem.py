@@ -20,7 +20,7 @@ from moeproxy.view.figures_incident import evidence_figure, signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import Words, gather, load_results, postmortem
-from moeproxy.view.incident import incident, open_incidents
+from moeproxy.view.incident import Incident, incident, open_incidents
 from moeproxy.view.render_html import render_html
 from moeproxy.view.render_text import render_json, render_markdown
 from moeproxy.view.report import compose
@@ -84,12 +84,19 @@ def test_every_number_of_a_sentence_is_among_the_data() -> None:
         document = compose(given)
         data = json.loads(render_json(document))
         known = set(_spelled({name: data[name] for name in document.data}))
-        for sentence in _sentences(document, given.incidents[0].notes):
+        notes = _noted(given.incidents[0])
+        assert all(json.dumps(note)[1:-1] in render_json(document).partition('"incidents"')[2] for note in notes)
+        for sentence in _sentences(document, notes):
             words = re.sub(r"arXiv \d+\.\d+", "", sentence)
             lost = [n for n in _NUMBER.findall(words) if n.strip() not in known | _DEFINITIONS]
             assert not lost, (sentence, lost)
     broken = {"severity": 0.5}
     assert "0.4" not in set(_spelled(broken)), "the test can fail"
+
+
+def _noted(found: Incident) -> tuple[str, ...]:
+    """Return the notes of reader and detector: sentences that stand among the data word for word."""
+    return (*found.notes, *(note for one in found.judgements for note in one.diagnosis.detection.notes))
 
 
 def _sentences(document: Document, notes: tuple[str, ...]) -> Iterator[str]:

@@ -83,7 +83,7 @@ def page(folder: Path) -> Page:
 
 def test_files_and_place(folder: Path) -> None:
     assert folder.name == "report"
-    assert sorted(path.name for path in folder.iterdir()) == ["index.html", "report.json", "report.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["files.json", "index.html", "report.json", "report.md"]
 
 
 def test_page_is_self_contained(folder: Path, page: Page) -> None:
@@ -178,7 +178,7 @@ def test_older_report_is_replaced_and_bad_places_are_refused(
     small = ReportInput(title="first")
     write_report(small, tmp_path)
     assert "second" in write_report(ReportInput(title="second"), tmp_path).read_text("utf-8")
-    assert len(list((tmp_path / "report").iterdir())) == 3
+    assert len(list((tmp_path / "report").iterdir())) == 4
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(MoeproxyError, match=r"cannot be written.*another output directory"):
