@@ -250,8 +250,9 @@ def scored(tools: Sequence[Tool], traces: Sequence[Trace]) -> list[dict[str, Any
         table = judgements(tool, traces)
         mode = "beside one healthy run" if tool.paired else "alone"
         about = {"mode": mode, "method": f"{tool.name} {version(tool.package)}", "model": "all"}
-        for level in (level for level in ("clear", "subtle") if (table["level"] == level).any()):
-            rows.append({**about, "level": level, **detection_scores(table, level)})
+        known = set(table["level"])
+        levels = [level for level in ("clear", "subtle") if level in known]
+        rows += [{**about, "level": level, **detection_scores(table, level)} for level in levels]
     return rows
 
 

@@ -73,14 +73,16 @@ class RemedyStudy:
             stored = json.loads((place / STUDY).read_text(encoding="utf-8"))
             if (stored["format"], stored["version"]) != (_FORMAT, _VERSION):
                 raise ValueError("another format or version")
-            parts = [tuple(Remedy.from_dict(one) for one in stored[name]) for name in ("proxies", "originals")]
+            proxies, originals = (
+                tuple(Remedy.from_dict(one) for one in stored[name]) for name in ("proxies", "originals")
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ComparisonError(
                 f"no study of remedies ({error!r})",
                 where=place / STUDY,
                 expected="what python -m moeproxy.triage.remedy_study wrote",
             ) from error
-        return RemedyStudy(*parts, place)
+        return RemedyStudy(proxies, originals, place)
 
     def save(self, folder: str | Path, runs: Iterable[Trace] = ()) -> Path:
         """Write results, tables, page and the treated runs; return the folder.

@@ -63,7 +63,7 @@ def _reproduces(lab: Lab, figure: Locator, shots: Path) -> None:
     page.get_by_role("combobox", name="or an example").select_option("trainer_state.json")
     expect(status(lab, "The run departs from step 15 on: 15 signals")).to_be_visible(timeout=TIMEOUT_MS)
     expect(figure.get_by_text("departs from here on")).to_be_visible(timeout=TIMEOUT_MS)
-    expect(page.get_by_text("1. nan_poison (One NaN gradient")).to_be_visible()
+    expect(page.locator("summary").filter(has_text="1. nan_poison (One NaN gradient")).to_be_visible()
     expect(page.get_by_role("table", name="What departs")).to_contain_text("not finite at 46 steps")
     figure.scroll_into_view_if_needed()
     page.screenshot(path=shots / "logs-onset.png")

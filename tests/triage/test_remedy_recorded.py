@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from moeproxy.errors import ComparisonError
+from moeproxy.errors import ComparisonError, FaultError
+from moeproxy.lab.bench import Model, injection_of
+from moeproxy.lab.sweep import result_path
+from moeproxy.places import data_dir
+from moeproxy.triage import remedy_study as module
+from moeproxy.triage.remedy import Told, treated
 from moeproxy.triage.remedy_page import page
 from moeproxy.triage.remedy_recorded import PAGE, SCORES, STUDY, TABLE, RemedyStudy
 from moeproxy.triage.remedy_result import Kind, Remedy, Trial
+from moeproxy.triage.remedy_study import study, treated_runs
 from moeproxy.triage.severity import Severity
 from tests.triage import study_synthetic as made
 
@@ -99,3 +107,59 @@ def test_the_page_says_what_the_results_say() -> None:
 
 def test_a_page_of_nothing_has_no_number() -> None:
     assert "No run was ill." in page([])
+
+
+def model(label: str) -> Model:
+    return Model(data_dir() / "models" / "qwen3-moe-tools", label, "original")
+
+
+def test_the_treated_runs_of_a_study_are_found_by_what_they_are(tmp_path: Path) -> None:
+    original, proxy = model("original"), model("cluster-16")
+    onset = injection_of("kl_sign", "clear", 0).onset
+    placed = RemedyStudy(
+        tuple(replace(one, onset=onset) for one in STUDIED.proxies[:1]),
+        tuple(replace(one, onset=onset) for one in STUDIED.originals),
+    )
+    for name, of in (("lower_rate", proxy), ("rescore", proxy), ("rescore", original)):
+        spec = treated(of.spec(0, injection_of("kl_sign", "clear", 0)), [name], onset)
+        run(name, of.label).save(result_path(spec, tmp_path))
+    made_runs = treated_runs(placed, (proxy, original), tmp_path)
+    assert [(t.provenance.model, t.provenance.remedies[0][0]) for t in made_runs] == [
+        *(("cluster-16", "lower_rate"), ("cluster-16", "rescore"), ("original", "rescore"))
+    ]
+
+
+def test_the_original_is_given_what_was_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+    results = {"found": [STUDIED.proxies[1]]}
+    monkeypatch.setattr(module, "cases", lambda of, faults, seeds, *_, **__: [(of.label, fault) for fault in faults])
+    monkeypatch.setattr(module, "try_many", lambda *_, **__: results["found"])
+    monkeypatch.setattr(module, "try_on", lambda found, cases, *_, **__: asked.append((cases[0][0], len(found))) or [])
+    models = (model("cluster-16"), model("original"))
+    assert study(*models, tmp_path, faults=["kl_explosion"]).proxies == (STUDIED.proxies[1],)
+    assert asked == [], "nothing was kept"
+    results["found"] = [STUDIED.proxies[0]]
+    study(*models, tmp_path, faults=["kl_sign"])
+    assert asked == [("original", 1)]
+    with pytest.raises(FaultError, match="typo"):
+        study(*models, tmp_path, faults=["typo"])
+
+
+def test_the_command_says_every_trial_and_writes_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stand_in(proxy: Model, *_: Any, told: Told, faults: list[str], seeds: list[int], **__: Any) -> RemedyStudy:
+        assert (faults, seeds) == (["kl_sign"], [0, 1])
+        told(SimpleNamespace(spec=proxy.spec(1), treated_for="kl_sign"), KEPT)  # pyright: ignore[reportArgumentType]
+        return STUDIED
+
+    monkeypatch.setattr(module, "study", stand_in)
+    monkeypatch.setattr(module, "treated_runs", lambda *_: [run("lower_rate")])
+    monkeypatch.setattr(module, "take_packed", lambda *_: 0)
+    proxy = str(data_dir() / "models" / "qwen3-moe-tools")
+    places = ["--proxy", proxy, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+    assert module.main([*places, "--faults", "kl_sign", "--seeds", "0", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert "qwen3-moe-tools, kl_sign, seed 1: lower_rate kept" in err
+    assert "any: 50% of 2 ill runs mitigated (of 3)" in out
+    assert RemedyStudy.load(tmp_path / "out") == STUDIED

@@ -132,7 +132,8 @@ class RemedyPanel:
     def _read(self) -> RemedyState:
         asked, failure = self.asked, self._failure()
         trials, shown = self.trials, str(self.shown.value)
-        growing = self.runs.growing(self._live.progress) if self._live else None
+        live = self._live  # another thread sets it
+        growing = self.runs.growing(live.progress) if live else None
         if growing is not None and self.following.value:
             shown = growing.provenance.remedies[0][0]
         made = shown in self.runs.made(asked)
@@ -141,12 +142,12 @@ class RemedyPanel:
         before, margin = (trials[0].before, trials[0].margin) if trials else (None, 0.0)
         if recorded and not trials:
             before, margin = recorded.before, recorded.margin
-        live = growing is not None and growing.provenance.remedies[0][0] == shown and not made
+        unfinished = growing is not None and growing.provenance.remedies[0][0] == shown and not made
         return RemedyState(
             *(asked.model, asked.fault, asked.seed, failure.onset, failure.twin, failure.broken),
-            treated=growing if live else whole,
+            treated=growing if unfinished else whole,
             shown=shown,
-            growing=live,
+            growing=unfinished,
             before=before,
             margin=margin,
             trials=trials,

@@ -226,7 +226,9 @@ def _end(line: dict[str, Any]) -> tuple[int, float] | None:
 
 
 def _bars(state: RemedyState) -> dict[str, Any]:
-    bars = [("none", state.before, "without a remedy", BLACK, "")] if state.before else []
+    bars: list[tuple[str, Severity | None, str, str, str]] = []
+    if state.before:
+        bars.append(("none", state.before, "without a remedy", BLACK, ""))
     for trial in state.trials:
         verdict = verdict_of(trial)
         bars.append((trial.remedy, trial.after, verdict, _COLOUR[verdict], _SHAPE[verdict]))

@@ -83,9 +83,10 @@ class RemedyRuns:
         self._lock = threading.Lock()
         self._traces: dict[tuple[str, str | None], tuple[Trace, ...]] = {}
         self._trials: dict[Asked, dict[str, Trial]] = {}
+        self._followed: RunSpec | None = None
         rows = load_registry(self.bench)
-        rows = rows[rows["method"].isin(METHODS) & (rows["level"] == "clear")]
-        self._rows = rows[["model", "fault", "seed"]]
+        clear = rows["method"].isin(METHODS) & (rows["level"] == "clear")
+        self._rows = rows.loc[clear, ["model", "fault", "seed"]]
 
     @cached_property
     def models(self) -> tuple[str, ...]:
@@ -137,10 +138,13 @@ class RemedyRuns:
         return Trace.load(path) if path is not None and path.is_file() else None
 
     def growing(self, progress: SweepProgress | None) -> Trace | None:
-        """Return the treated run that is being made, as far as it is."""
+        """Return the treated run that is being made, as far as it is; of several one is followed to its end."""
         if progress is None or progress.spec is None or not progress.spec.remedies:
             return None
-        found = self.live.found([replace(progress.spec, snapshots=None)]).all
+        if self._followed is not None and (found := self.live.found([self._followed]).growing):
+            return found[0]
+        self._followed = replace(progress.spec, snapshots=None)
+        found = self.live.found([self._followed]).all
         return found[0] if found else None
 
     def treat(self, asked: Asked, remedies: Iterable[str], minutes: float, watch: Watch, told: Told) -> Remedy:

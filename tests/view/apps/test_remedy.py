@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from moeproxy.errors import ComparisonError, MoeproxyError
+from moeproxy.lab import bench_record
+from moeproxy.lab.settings import Application, RunSpec
 from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.places import data_dir
 from moeproxy.traces.pack import load_bench
@@ -21,6 +23,7 @@ from moeproxy.triage.remedy_recorded import RemedyStudy
 from moeproxy.triage.remedy_result import Kind, Remedy, Trial
 from moeproxy.triage.severity import Severity
 from moeproxy.view.apps import live_work, remedy_runs
+from moeproxy.view.apps.live_runs import Found
 from moeproxy.view.apps.remedy import RemedyPanel
 from moeproxy.view.apps.remedy_runs import Asked, RemedyRuns
 
@@ -62,9 +65,23 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> RemedyStudy:
     return RemedyStudy.load(folder)
 
 
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of the shipped benchmark."""
+    folder = tmp_path_factory.mktemp("bench")
+    faults = [FAULT, "update_freeze", None]
+    for trace in load_bench(data_dir() / "bench", models=["original", "cluster-16"], faults=faults):
+        run = trace.provenance
+        if run.strength == 1 or (run.healthy and (run.seed < 2 or 100 <= run.seed < 108)):
+            name = f"{run.fault}-1-at{run.onset}" if run.fault else "healthy"
+            trace.save(folder / "runs" / f"{run.model}--{name}--s{run.seed}--{len(name):x}.parquet")
+    bench_record.pack(folder / "runs", folder / "packs")
+    return folder / "packs"
+
+
 @pytest.fixture
-def panel(study: RemedyStudy, tmp_path: Path) -> RemedyPanel:
-    opened = RemedyPanel(FAULT, out=tmp_path / "out", study=study)
+def panel(study: RemedyStudy, bench: Path, tmp_path: Path) -> RemedyPanel:
+    opened = RemedyPanel(FAULT, out=tmp_path / "out", study=study, bench=bench)
     assert opened.settle()
     assert not opened.status.is_error, opened.status.text
     return opened
@@ -95,7 +112,11 @@ def test_the_diagnosis_is_shown_and_offers_other_causes(panel: RemedyPanel) -> N
     assert panel.diagnosis.causes[0].fault == FAULT
     assert "(as injected)" in panel.about.value
     assert panel.cause.options[0] == (f"{FAULT} (injected)", FAULT)
-    panel.cause.options = [*panel.cause.options, ("kl_sign (9%)", "kl_sign")]
+    second = replace(panel.diagnosis.causes[0], fault="kl_sign", confidence=0.09)
+    panel._diagnoses[("cluster-16", FAULT, 0)] = replace(panel.diagnosis, causes=(*panel.diagnosis.causes, second))
+    panel._judge()
+    assert panel.settle()
+    assert panel.cause.options[-1] == ("kl_sign (9%)", "kl_sign")
     panel.cause.value = "kl_sign"
     assert panel.settle()
     assert panel.trials == (), "the study treats what was injected"
@@ -149,7 +170,7 @@ MENDED = trial("clip_gradients", HEALTHY, accepted=True)
 
 
 def test_live_trials_take_the_place_of_recorded_ones_and_are_found_again(
-    panel: RemedyPanel, study: RemedyStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    panel: RemedyPanel, study: RemedyStudy, bench: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
 
@@ -170,10 +191,28 @@ def test_live_trials_take_the_place_of_recorded_ones_and_are_found_again(
         *(("lower_rate", False), ("stronger_kl", False), ("clip_gradients", True))
     ]
     assert panel.status.text.startswith("Remedy(kl_explosion on cluster-16: clip_gradients, severity 0.400 to 0.000")
-    again = RemedyPanel(FAULT, out=tmp_path / "out", study=study)
+    again = RemedyPanel(FAULT, out=tmp_path / "out", study=study, bench=bench)
     assert [one.remedy for one in again.trials] == ["lower_rate", "stronger_kl", "clip_gradients"]
     assert again.shown.value == "clip_gradients"
-    assert RemedyRuns(tmp_path / "other", study=study).made(panel.asked) == {}
+    assert RemedyRuns(tmp_path / "other", study=study, bench=bench).made(panel.asked) == {}
+
+
+def test_of_several_runs_one_is_followed_to_its_end(panel: RemedyPanel, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [RunSpec(Path("m"), remedies=(Application(name, ONSET),)) for name in ("lower_rate", "stronger_kl")]
+    traces = {spec.remedies[0].remedy: treated("cluster-16", spec.remedies[0].remedy) for spec in specs}
+    ended: set[str] = set()
+
+    def found_of(asked: list[RunSpec]) -> Found:
+        (name,) = (spec.remedies[0].remedy for spec in asked)
+        return Found((traces[name],), ()) if name in ended else Found((), (traces[name],))
+
+    monkeypatch.setattr(panel.runs.live, "found", found_of)
+    first, second = (SweepProgress(spec=spec, step=1) for spec in specs)
+    assert panel.runs.growing(None) is None
+    assert panel.runs.growing(SweepProgress(spec=RunSpec(Path("m")))) is None, "a run without a remedy"
+    assert [panel.runs.growing(now) for now in (first, second, first)] == [traces["lower_rate"]] * 3
+    ended.add("lower_rate")
+    assert panel.runs.growing(second) is traces["stronger_kl"]
 
 
 def test_a_stop_keeps_what_is_finished(panel: RemedyPanel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,15 +241,15 @@ def test_what_cannot_be_tried_is_said(panel: RemedyPanel) -> None:
     assert "no remedy is chosen" in panel.status.text
 
 
-def test_a_panel_needs_recorded_runs_and_trials(tmp_path: Path, study: RemedyStudy) -> None:
+def test_a_panel_needs_recorded_runs_and_trials(tmp_path: Path, study: RemedyStudy, bench: Path) -> None:
     with pytest.raises(ComparisonError, match="no study of remedies"):
         RemedyPanel(out=tmp_path, study=tmp_path)
     with pytest.raises(MoeproxyError, match="no such file"):
         RemedyPanel(out=tmp_path, study=study, bench=tmp_path)
     with pytest.raises(MoeproxyError, match="Failure: no 'typo'"):
-        RemedyPanel("typo", out=tmp_path, study=study)
-    with pytest.raises(MoeproxyError, match="no recorded run of kl_sign on cluster-16, seed 9"):
-        RemedyRuns(tmp_path, study=study).failure(Asked("cluster-16", "kl_sign", 9))
+        RemedyPanel("typo", out=tmp_path, study=study, bench=bench)
+    with pytest.raises(MoeproxyError, match="no recorded run of kl_explosion on cluster-16, seed 9"):
+        RemedyRuns(tmp_path, study=study, bench=bench).failure(Asked("cluster-16", FAULT, 9))
 
 
 def test_lines_are_those_of_the_failure(panel: RemedyPanel) -> None:
@@ -218,4 +257,4 @@ def test_lines_are_those_of_the_failure(panel: RemedyPanel) -> None:
     assert _drawn(panel, 0) == failure.twin.values("reward_mean").tolist()
     assert _drawn(panel, 1) == failure.broken.values("reward_mean").tolist()
     assert _drawn(panel, 0)[: ONSET - 1] == _drawn(panel, 1)[: ONSET - 1], "equal up to the onset"
-    assert len(failure.healthy) == 40
+    assert [run.provenance.seed for run in failure.healthy] == list(range(100, 108))
