@@ -25,7 +25,7 @@ def verdict_html(verdict: Diagnosis) -> str:
         return _box(said + _items(detection.notes))
     parts = [said, *(_paragraph(f"The metric itself looks wrong: {one}", strong=True) for one in verdict.wrong_metrics)]
     if detection.verdict == ALARM:
-        parts.append(html_frame(alarm_table(detection.alarms), "What departs"))
+        parts.append(_scrolled(html_frame(alarm_table(detection.alarms), "What departs"), "What departs"))
         parts.append(_paragraph(_lead(verdict), strong=True))
         parts += [_cause(place, cause) for place, cause in enumerate(verdict.causes, start=1)]
     notes = f"<details><summary {_KEYS}>What else was seen ({len(detection.notes)})</summary>{_items(detection.notes)}"
@@ -102,6 +102,12 @@ def _cause(place: int, cause: Cause) -> str:
 
 def _number(value: float) -> str:
     return "–" if np.isnan(value) else f"{value:.3g}"
+
+
+def _scrolled(table: str, label: str) -> str:
+    """A loud failure moves fifty signals: their table must not push the causes off the page."""
+    box = f"role='region' aria-label='{label}' {_KEYS} style='max-height:330px;overflow:auto'"
+    return f"<div tabindex='0' {box}>{table}</div>"
 
 
 def _items(sentences: Sequence[str]) -> str:
