@@ -128,7 +128,7 @@ def _norms_heads(names: Iterable[str]) -> bool:
     return any(name.endswith("self_attn.q_norm.weight") for name in names)
 
 
-def _widths(config: Mapping[str, Any], norms_heads: bool) -> dict[str, int]:
+def _widths(config: Mapping[str, Any], norms_heads: bool) -> dict[str, Any]:
     nested = config.get("text_config")
     found: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
 

@@ -35,7 +35,7 @@ def loads_of(trace: Trace, step: int | None) -> tuple[Float[np.ndarray, "L E"], 
 
 
 def _place(trace: Trace, step: int | None, largest_SL: np.ndarray) -> int:
-    finite_S: np.ndarray = np.isfinite(largest_SL).all(axis=1)
+    finite_S = np.asarray(np.isfinite(largest_SL).all(axis=1))
     if not finite_S.any():
         raise ScaleError(f"no step of {trace!r} has finite router loads")
     if step is None:

@@ -105,7 +105,8 @@ class ScalePanel:
         """What the controls say."""
         name, routing = str(self.model.value), str(self.routing.value)
         chosen: dict[str, Any] = {"routing": routing, "checkpointing": self.checkpointing.value, "own": self.own}
-        return Settings(name, self.models[name], **chosen, **{key: one.value for key, one in self.numbers.items()})
+        chosen |= {key: control.value for key, control in self.numbers.items()}
+        return Settings(name, self.models[name], **chosen)
 
     def choose(self, **wanted: Any) -> None:
         """Set controls by name, as a user would.
@@ -167,8 +168,8 @@ class ScalePanel:
         with self._lock:
             self._cases = cases
         self._show()
-        if self.follow.value and any(self.emulations.get(case, SLICE) is None for case in cases):
-            self._slices.ask(cases)
+        if self.follow.value:
+            self._slices.ask(cases)  # also where all is known: what is under way is not wanted any more
 
     def _slice(self, cases: list[Case], wanted: Callable[[], bool]) -> None:
         """Emulate the slice; the status line of a refusal is left alone."""
