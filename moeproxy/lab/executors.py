@@ -20,8 +20,10 @@ def chosen(executor: str | Executor, workers: int | None) -> Executor:
         workers: runs at a time; None leaves it to the executor.
 
     Raises:
-        LabError: no such name, `workers` given beside an object, or a package is missing.
+        LabError: no such name, no worker, `workers` given beside an object, or a package is missing.
     """
+    if workers is not None and workers < 1:
+        raise LabError(f"workers is {workers}", expected="at least 1, or None for one a core")
     options: dict[str, Any] = {} if workers is None else {"workers": workers}
     if not isinstance(executor, str):
         if options:

@@ -142,7 +142,7 @@ def _rollout_model(spec: RunSpec, model: Identity) -> Any:
 
 def _check(spec: RunSpec, model: Identity) -> None:
     for injection in spec.injections:
-        item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0)
+        item = check_injection(injection, spec.settings.steps, experts=model.n_experts > 0, settings=spec.settings)
         if spec.settings.engine != "lab" and item.seam in ROLLOUT_SEAMS:
             raise FaultError(
                 f"it acts inside the lab's own rollout engine, and the engine is {spec.settings.engine!r}",

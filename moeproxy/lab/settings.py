@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ _CHOICES = {
     "device": ("cpu", "cuda"),
     "engine": ENGINES,
 }
+
+
+_WHOLE = ("steps", "prompts", "samples", "max_new_tokens", "tasks", "task_seed", "threads")
+
+
+def _check_number(name: str, value: Any, *, whole: bool = False, finite: bool = True) -> None:
+    kind = Integral if whole else Real
+    if isinstance(value, bool) or not isinstance(value, kind) or (finite and not math.isfinite(value)):
+        raise LabError(f"{name} is {value!r}", expected="a whole number" if whole else "a finite number")
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,10 @@ class GRPOSettings:
     engine: str = "lab"
 
     def __post_init__(self) -> None:
+        for name in _WHOLE:
+            _check_number(name, getattr(self, name), whole=True)
+        for name in ("learning_rate", "beta", "temperature"):
+            _check_number(name, getattr(self, name))
         for name in ("steps", "prompts", "max_new_tokens", "tasks", "threads"):
             if getattr(self, name) < 1:
                 raise LabError(f"{name} is {getattr(self, name)}", expected="at least 1")
@@ -112,11 +127,18 @@ class Injection:
         fault: id in the catalogue.
         strength: in [0, 1]; 0 is healthy, bit for bit.
         onset: first step (from 1) at which the fault acts.
+
+    Raises:
+        LabError: strength is no number or onset no whole one; `check_injection` says whether they fit a run.
     """
 
     fault: str
     strength: float = 1.0
     onset: int = 20
+
+    def __post_init__(self) -> None:
+        _check_number("strength", self.strength, finite=False)  # its range is the catalogue's business
+        _check_number("onset", self.onset, whole=True)
 
 
 @dataclass(frozen=True)

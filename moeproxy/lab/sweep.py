@@ -127,7 +127,8 @@ def _jobs(specs: Sequence[RunSpec], out: Path) -> list[Job]:
         for application in spec.remedies:
             check_application(application, spec.settings, experts=models[spec.model, spec.method].n_experts > 0)
         for injection in spec.injections:
-            check_injection(injection, spec.settings.steps, experts=models[spec.model, spec.method].n_experts > 0)
+            experts = models[spec.model, spec.method].n_experts > 0
+            check_injection(injection, spec.settings.steps, experts=experts, settings=spec.settings)
     out.mkdir(parents=True, exist_ok=True)
     return jobs
 

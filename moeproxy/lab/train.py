@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from moeproxy.errors import LabError
+from moeproxy.errors import LabError, MoeproxyError
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import Application, GRPOSettings, Injection, RunSpec
 
@@ -50,16 +51,23 @@ def _check_keys(stored: dict[str, Any], kind: type, path: Path) -> None:
 
 def main() -> None:
     """Command line: train and write the trace; of several processes the first writes."""
-    from tqdm.auto import tqdm
-
     parser = argparse.ArgumentParser(description="Train one GRPO run from a file of settings.")
     parser.add_argument("--spec", type=Path, required=True, help="JSON of a RunSpec")
     parser.add_argument("--out", type=Path, required=True, help="where the trace goes")
     options = parser.parse_args()
-    spec = read_spec(options.spec)
+    try:
+        _train(options.spec, options.out)
+    except MoeproxyError as error:
+        sys.exit(f"moeproxy: {error}")
+
+
+def _train(settings: Path, out: Path) -> None:
+    from tqdm.auto import tqdm
+
+    spec = read_spec(settings)
     first = int(os.environ.get("RANK", "0")) == 0
-    if first and options.out.exists():
-        raise LabError("exists already", where=options.out, remedy="remove it or choose another --out")
+    if first and out.exists():
+        raise LabError("exists already", where=out, remedy="remove it or choose another --out")
     with tqdm(total=spec.settings.steps, disable=not first, unit="step") as bar:
 
         def show(_step: int, _steps: int, _row: dict[str, float]) -> None:
@@ -67,7 +75,7 @@ def main() -> None:
 
         trace = run(spec, progress=show)
     if first:
-        trace.save(options.out)
+        trace.save(out)
 
 
 if __name__ == "__main__":

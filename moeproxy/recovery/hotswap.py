@@ -1,11 +1,10 @@
 """Hot swap (PHOENIX, arXiv 2607.01646): a spare takes over for a dead rank, and the job never ends.
 
-One interface, two drivers on existing engines, each for one kind of state:
+One interface, a driver for each kind of state on an existing engine. Sharded state has none yet.
 
 | driver | state | engine | what the spare gets |
 |---|---|---|---|
 | replicated | all of it on every rank | torchft, fixed world with spares | nothing: it follows every step |
-| sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from a neighbour's memory |
 
 The program is supervised training of a testbed model; the batch of a step depends on step and rank only.
 """
@@ -34,10 +33,9 @@ from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
 from moeproxy.recovery.plan import Mishap
 
-REPLICATED, SHARDED = "replicated", "sharded"
+REPLICATED = "replicated"
 DRIVERS: Mapping[str, tuple[str, str]] = {
     REPLICATED: ("torchft", "moeproxy.recovery.hotswap_replicated"),
-    SHARDED: ("nvidia_resiliency_ext", "moeproxy.recovery.hotswap_sharded"),
 }
 """Driver -> the package it needs, and the module that a member runs."""
 
@@ -62,7 +60,6 @@ class SwapPlan:
         checkpoint_every: steps between checkpoints on disk.
         heartbeat: seconds without a sign of life after which a member counts as dead.
         timeout: seconds after which a collective is given up.
-        snapshot: with `sharded`, whether to copy each shard to a neighbour after every step.
         mishaps: members are "trainer-0", ..., in the order in which they were started, spares last; phases `update`
             (before the weights change), `publish` (while a snapshot or checkpoint is written) and `recover`.
     """
@@ -78,7 +75,6 @@ class SwapPlan:
     checkpoint_every: int = 5
     heartbeat: float = 0.5
     timeout: float = 2.0
-    snapshot: bool = True
     mishaps: tuple[Mishap, ...] = ()
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from moeproxy.triage.study_frames import rows, where
 from moeproxy.triage.study_measures import NONE
+from moeproxy.triage.study_protocol import HISTORY
 from moeproxy.triage.study_result import Study
 
 _SHOWN = (
@@ -44,7 +45,7 @@ def page(study: Study) -> str:
         _question(study),
         "## Protocol",
         _points(study.protocol.words()),
-        f"Declared in `moeproxy/triage/study_protocol.py`, hash `{study.protocol.hash}`.",
+        f"Declared in `moeproxy/triage/study_protocol.py`, hash `{study.protocol.hash}`. {HISTORY}",
         *(text for level in study.levels for text in _level(study, level)),
         "## Healthy runs called a response",
         _false(study),

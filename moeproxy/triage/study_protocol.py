@@ -1,4 +1,4 @@
-"""The protocol of the fidelity study, declared before any proxy is scored.
+"""The protocol of the fidelity study, declared in code and not turned afterwards; `HISTORY` says what joined late.
 
 Everything that could be turned afterwards until the numbers please stands here: signals, windows, scales, where
 thresholds come from, what counts as found. Results carry the hash of it. What was tried on the way (on the original's
@@ -67,6 +67,12 @@ BY_DEFINITION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("weight_conversion_wrong", _MISMATCH),
 )
 """Signals that a fault writes into rather than causes: any model shows them, so a proxy proves little by them."""
+
+HISTORY = (
+    "Declared before scoring but for three signals (`router_agreement`, `logprob_diff_k1`, `logprob_diff_first`), "
+    "which joined after a first look at 17 runs of cluster-16 (seed 0): for those runs the choice was not blind."
+)
+"""What of the protocol was not declared before scoring."""
 
 NEED_EXPERTS = (
     "router_precision",

@@ -83,7 +83,8 @@ class ModelRuns:
             return NO_EFFECT if self.twins[case].equal else SCORED
         if case in self.crashed:
             return CRASHED
-        return NO_EFFECT if case[0] in self.powerless else ABSENT
+        seeds = {seed for _, _, seed in self.twins}  # a seed that was run for no fault is not recorded for this one
+        return NO_EFFECT if case[0] in self.powerless and case[2] in seeds else ABSENT
 
 
 def sort_runs(

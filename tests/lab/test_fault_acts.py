@@ -16,7 +16,7 @@ from moeproxy.lab.calculator import answer_call
 from moeproxy.lab.faults import FAULTS, check_injection, inject
 from moeproxy.lab.faults.numeric import rounded, rounded_tensor
 from moeproxy.lab.seams import Batch, Coefficients, Routing, Seams, Update
-from moeproxy.lab.settings import Injection
+from moeproxy.lab.settings import GRPOSettings, Injection
 from moeproxy.lab.tokens import EOS_ID
 
 N_EXPERTS, TOP_K = 8, 2
@@ -282,6 +282,18 @@ def test_tool_faults_hit_their_share_of_the_calls(name: str, strength: float) ->
 
 def test_a_corrupted_result_is_another_number() -> None:
     assert [turn.result for turn in act("observation_corruption", 1.0, [answer_call("[47*8]")])] == ["623"]
+
+
+@pytest.mark.parametrize("name", [name for name, item in FAULTS.items() if item.family == "TE"])
+def test_faults_of_tools_are_refused_where_there_is_none(name: str) -> None:
+    with pytest.raises(FaultError, match="the run has none"):
+        check_injection(Injection(name, 1.0, 1), 5, settings=GRPOSettings())
+    assert check_injection(Injection(name, 1.0, 1), 5, settings=GRPOSettings(environment="calculator")).id == name
+
+
+def test_a_wrong_sign_of_no_kl_term_is_refused() -> None:
+    with pytest.raises(FaultError, match="no KL term"):
+        check_injection(Injection("kl_sign", 1.0, 1), 5, settings=GRPOSettings(beta=0.0))
 
 
 @pytest.mark.parametrize("name", [name for name, item in FAULTS.items() if item.needs_experts])

@@ -16,7 +16,7 @@ assert panel.job.running
 """
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_every_cell_runs_and_a_kernel_that_ends_takes_the_job_with_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
     check_executed(execute("07_recovery.ipynb", PROBE, tmp_path / "root", tmp_path / "home"), n_figures=0)

@@ -55,7 +55,7 @@ def test_what_cannot_be_started_is_refused_before_a_process_is(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_program_that_is_killed_takes_its_job_with_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
     code = (

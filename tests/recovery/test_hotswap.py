@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path) -> None:
     found = hot_swap(SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),)), tmp_path / "a", limit=LIMIT)
     assert (found.finished, found.step) == (True, 20), found
@@ -44,7 +43,7 @@ def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path)
     assert not recovery.ettr(torchft_events(*calm.folder.glob("trainer-[01].torchft.log"))).repeated
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     "mishaps",
     [
@@ -62,7 +61,7 @@ def test_worse_faults_are_survived(mishaps: tuple[Mishap, ...], calm: SwapRun, t
     assert recovery.verify(calm.folder, found.folder).equal
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_when_no_replica_is_left_the_verdict_names_the_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
     both = (Mishap("trainer-0", 8, "update"), Mishap("trainer-1", 8, "update"))
@@ -83,53 +82,3 @@ def test_what_cannot_be_swapped_is_refused(tmp_path: Path, monkeypatch: pytest.M
         hot_swap(SwapPlan(MODEL), tmp_path / "a")
     plan = SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),))
     assert SwapPlan.from_dict(plan.to_dict()) == plan
-
-
-def test_the_newest_step_that_every_shard_can_be_had_of_is_chosen() -> None:
-    from moeproxy.recovery.hotswap_sharded import choose
-
-    def rank(own: list[int], peer: list[int]) -> dict[str, list[int]]:
-        return {"own": own, "peer": peer}
-
-    whole = [rank([7, 8], [7, 8]) for _ in range(4)]
-    assert choose(whole) == (8, [])
-    assert choose([*whole[:2], rank([], []), whole[3]]) == (8, [2])
-    behind = rank([7, 8], [6, 7])  # the neighbour's copy of step 8 never arrived
-    assert choose([*whole[:2], rank([], []), behind]) == (7, [2])
-    assert choose([whole[0], rank([], []), rank([], []), whole[3]]) == (None, [1, 2])  # rank 1's copy died with 2
-    assert choose([rank([], []), whole[1], rank([], []), whole[3]]) == (8, [0, 2])
-    assert choose([rank([], [])] * 4) == (None, [0, 1, 2, 3])
-
-
-@pytest.fixture(scope="module")
-def calm_shards(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
-    pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
-    found = hot_swap(SHARDED, tmp_path_factory.mktemp("shards") / "calm", limit=LIMIT)
-    assert found.finished, found
-    return found
-
-
-SHARDED = SwapPlan(MODEL, driver="sharded", active=2, spares=1, steps=12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mishaps", "repeats"),
-    [
-        ((Mishap("trainer-1", 7, "update"),), ()),
-        ((Mishap("trainer-1", 7, "publish"),), None),
-        ((Mishap("trainer-2", 0, "recover"), Mishap("trainer-1", 7, "update")), None),
-    ],
-    ids=["in an update", "while a snapshot is written", "no spare left"],
-)
-def test_a_shard_comes_back_from_the_neighbours_memory(
-    mishaps: tuple[Mishap, ...], repeats: tuple[int, ...] | None, calm_shards: SwapRun, tmp_path: Path
-) -> None:
-    found = hot_swap(replace(SHARDED, mishaps=mishaps), tmp_path / "a", limit=LIMIT)
-    same = recovery.verify(calm_shards.folder, found.folder)
-    assert same.equal
-    if len(mishaps) == 2:  # the spare dies as it takes over
-        assert "1 of 2 ranks are left and no spare; the newest checkpoint is that after step 5" in found.outcome
-    else:
-        assert (found.finished, found.step) == (True, 12), found
-        assert repeats is None or found.recoveries

@@ -28,7 +28,7 @@ SPEC = RunSpec(data_dir() / "models" / "qwen3-moe-tiny", seed=3, settings=SETTIN
 LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     with ray_running():
         yield
@@ -57,19 +57,20 @@ def _running(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RoleRun:
+def undisturbed(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> RoleRun:
     found = _job(tmp_path_factory.mktemp("roles") / "undisturbed", standby=False)
     assert found.finished
     assert not found.ettr().outages
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(tmp_path: Path) -> None:
     found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
     assert found.trace().equals(run(SPEC))
 
 
+@pytest.mark.kill
 def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 10, "serve"))
     found = _job(tmp_path / "job", *kills)
@@ -86,7 +87,7 @@ def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: 
     assert effective.repeated == 0  # no finished step was done again
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     "kills",
     [
@@ -103,7 +104,7 @@ def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undistur
     assert found.task_restarts == []
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tmp_path: Path) -> None:
     """A collective that never returns: the trainer's process lives and answers. A rollout hangs the same way."""
     hangs = (Mishap("trainer", 3, "update", "hang"), Mishap("rollout-0", 7, "generate", "hang"))
@@ -114,7 +115,7 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
     assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
@@ -134,7 +135,7 @@ def test_the_task_restarts_from_disk_in_the_papers_cases(
     assert same.repeats == ((back + 1,) if back else ())  # from the checkpoint after step 4
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     job = Job(SPEC, tmp_path / "job", RolePlan(checkpoint_every=4))
 
@@ -154,7 +155,7 @@ def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp
     assert recovery.verify(undisturbed.folder, found.folder).equal
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     """The checkpoint after step 4 is damaged, that after 6 finds no room; then the task has to go back to step 2."""
     mishaps = (
@@ -176,7 +177,7 @@ def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undistur
     assert (full.step, "File too large" in full.info["problem"]) == (6, True)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(tmp_path: Path) -> None:
     twice = [Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")]
     found = _job(tmp_path / "job", *twice, max_task_restarts=0)
@@ -187,6 +188,7 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(tmp_path: 
     assert len(found.trace().steps) == 4
 
 
+@pytest.mark.kill
 def test_an_interrupted_job_leaves_no_process(tmp_path: Path) -> None:
     job = Job(SPEC, tmp_path / "job", RolePlan(standby=False))
     threading.Timer(3.0, job.stop).start()

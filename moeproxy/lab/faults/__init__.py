@@ -9,7 +9,7 @@ from moeproxy.errors import FaultError
 from moeproxy.lab.faults import credit, framework, generation, numeric, operators, optimisation, rewards, routing, tools
 from moeproxy.lab.faults.fault import Fault, TellTale
 from moeproxy.lab.seams import Seams
-from moeproxy.lab.settings import Injection
+from moeproxy.lab.settings import GRPOSettings, Injection
 
 __all__ = ["FAULTS", "Fault", "TellTale", "check_injection", "fault", "inject"]
 
@@ -30,13 +30,16 @@ def fault(fault_id: str) -> Fault:
     return FAULTS[fault_id]
 
 
-def check_injection(injection: Injection, steps: int, *, experts: bool = True) -> Fault:
+def check_injection(
+    injection: Injection, steps: int, *, experts: bool = True, settings: GRPOSettings | None = None
+) -> Fault:
     """Return the fault of `injection` after checking its settings against a run of `steps` steps.
 
     Args:
         injection: the fault and its settings.
         steps: of the run.
         experts: whether the run's model has any; some faults need them.
+        settings: of the run, where they are known; some faults need a tool or a KL term.
 
     Raises:
         FaultError: the fault is unknown, its settings are impossible, or the model has nothing that it could break.
@@ -44,11 +47,21 @@ def check_injection(injection: Injection, steps: int, *, experts: bool = True) -
     item = fault(injection.fault)
     if item.needs_experts and not experts:
         raise FaultError("the model has no experts", where=item.id, expected="a Mixture-of-Experts model")
+    if settings is not None and injection.strength > 0:
+        _check_acts(item, settings)
     if not 0 <= injection.strength <= 1:
         raise FaultError(f"strength is {injection.strength}", expected="0 to 1", where=item.id)
     if not 1 <= injection.onset <= steps:
         raise FaultError(f"onset is step {injection.onset}", expected=f"1 to {steps}", where=item.id)
     return item
+
+
+def _check_acts(item: Fault, settings: GRPOSettings) -> None:
+    """Refuse a fault that could change nothing: its run would be healthy and labelled as broken."""
+    if item.family == "TE" and settings.environment != "calculator":
+        raise FaultError("it breaks a tool, and the run has none", where=item.id, expected="environment='calculator'")
+    if item.id == "kl_sign" and settings.beta == 0:
+        raise FaultError("the run has no KL term", where=item.id, expected="beta above 0")
 
 
 @contextmanager

@@ -20,6 +20,11 @@ FAMILIES = {
     "CA": "Credit assignment",
     "TE": "Tools and environment",
 }
+_ABOUT = {
+    "CA": "GRPO has no critic: the value of a prompt is the mean reward of its group. A value mismatch is a baseline "
+    "taken from the wrong group, a delayed credit a reward that is credited to the samples of a later step.\n",
+    "TE": "They need the calculator task (`environment='calculator'`) and are refused without it.\n",
+}
 _HEAD = """# Fault catalogue
 
 Generated from the entries in this folder; do not edit. Every fault acts at one named seam of the real loop
@@ -33,6 +38,7 @@ def page() -> str:
     parts = [_HEAD]
     for code, title in FAMILIES.items():
         parts.append(f"## {code}: {title}\n")
+        parts += [_ABOUT[code]] if code in _ABOUT else []
         parts += [_entry(item) for item in FAULTS.values() if item.family == code]
     return "\n".join(parts)
 

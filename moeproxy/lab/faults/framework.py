@@ -199,7 +199,7 @@ FAULTS = (
         title="KL term with the wrong sign",
         seam="coefficients",
         what="The weight of the KL term is 1 - 2 s times what it should be: at strength 1 the policy is rewarded for "
-        "leaving the reference.",
+        "leaving the reference; at strength 1/2 there is no KL term at all.",
         tell_tales=(TellTale("kl", +1),),
         twin="Logic-RL#58",
         check="Train with zero reward: with the right sign KL falls to zero.",

@@ -1,14 +1,14 @@
 """The verdict of the fault panel on runs that the fidelity study has scored: read, not computed again.
 
 The study judges every recorded run by the original's runs of other seeds, aligned by onset, among all faults of the
-catalogue and by a protocol that was declared before; two seconds of reading replace minutes of computing. It applies
-where the reader asks for what was recorded; a strength, onset or seed of one's own is compared by itself
-(`fault_verdict.judge`).
+catalogue and by a declared protocol; two seconds of reading replace minutes of computing. It applies where the reader
+asks for what was recorded; a strength or onset of one's own is compared by itself (`fault_verdict.judge`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,25 +26,31 @@ INFORMED = ("cluster", "frequency", "gate", "reap")
 
 
 def study_verdict(study: Study, asked: Asked, level: str) -> Verdict | None:
-    """Return what the study says, or None where it did not score every run that is asked for.
+    """Return what the study says of the seeds and models that it scored, or None where it scored none of the proxies.
 
     Args:
         study: the study of the recorded runs.
         asked: fault, onset of every seed, models that are drawn.
         level: the study's name of the strength, "" where it has none.
     """
-    cells = where(study.cells, fault=asked.fault, level=level, seed=list(asked.seeds))
-    ours = where(cells, model=study.protocol.original)
+    ours = _recorded(where(study.cells, fault=asked.fault, level=level, model=study.protocol.original))
     onsets = dict(zip(ours["seed"], ours["onset"], strict=True))
-    if {int(seed): int(onset) for seed, onset in onsets.items()} != dict(asked.onsets):
-        return None
-    if any((where(cells, model=label)["status"] == ABSENT).all() for label in asked.models):
-        return None
+    seeds = [seed for seed in asked.seeds if onsets.get(seed) == asked.onsets[seed]]
+    cells = where(study.cells, fault=asked.fault, level=level, seed=seeds)
     labels = [*asked.models, *(label for label in study.labels if label not in asked.models)]
     parts = {label: _recorded(where(cells, model=label)) for label in labels}
     parts = {label: part for label, part in parts.items() if len(part)}
+    known = tuple(label for label in asked.models if label in parts)
+    if len(known) < 2 or known[0] != asked.models[0]:
+        return None
     table = pd.DataFrame([_row(study, label, part, level) for label, part in parts.items()])
-    return Verdict(tuple(_sentences(study, asked, parts, level)), table)
+    scored = replace(asked, onsets={seed: asked.onsets[seed] for seed in seeds}, models=known)
+    lacks = [
+        *(f"seed {seed}: no recorded run from step {asked.onsets[seed]}" for seed in asked.seeds if seed not in seeds),
+        *(f"{label}: not recorded at this strength" for label in asked.models if label not in parts),
+    ]
+    told = (*_sentences(study, scored, parts, level), *(f"No verdict for {reason}." for reason in lacks))
+    return Verdict(told, table, missing=tuple(lacks))
 
 
 def _recorded(cells: Any) -> Any:
@@ -73,14 +79,17 @@ def _sentences(study: Study, asked: Asked, parts: Mapping[str, Any], level: str)
 
 def _told(study: Study, label: str, part: Any, level: str) -> str:
     if not (part["status"] == SCORED).any():
-        return f"{label}: {' and '.join(sorted(set(part['status'])))}."
+        return f"{label} cannot show it: {' and '.join(sorted(set(part['status'])))} (counts as missed)."
     known = round(1 / study.chance(level))
     facts = [f"among {known} faults of the original this one is nearest in {_seeds(part)}{_instead(part)}"]
     if part["direction"].notna().any():
         same, found = _percent(part["direction"]), _percent(part["found"])
         facts.append(f"{same} of the signals that move on the original move the same way, {found} significantly")
+    else:
+        facts.append("on the original nothing moves for sure but what the fault sets by its definition, on any model")
     facts.append(f"rank correlation {_number(part['rank'])}, {_number(part['rank_other'])} with the other faults")
-    facts.append(_shift(part["onset_difference"]))
+    if part["detected"].any():
+        facts.append(_shift(part["onset_difference"]))
     return f"{label} {_answer(part)}: {'; '.join(facts)}."
 
 
@@ -104,7 +113,7 @@ def _instead(part: Any) -> str:
 def _controls(study: Study, parts: Mapping[str, Any], proxies: Sequence[str]) -> list[str]:
     """Return what controls of the same size do: they say whether the choice of experts matters for this fault."""
     told = []
-    for size in dict.fromkeys(_first(parts[label], "n_experts") for label in proxies):
+    for size in dict.fromkeys(_first(parts[label], "n_experts") for label in proxies if label != "dense"):
         alike = {name: part for name, part in parts.items() if _first(part, "n_experts") == size}
         plain = [name for name, part in alike.items() if _first(part, "method") not in (*INFORMED, "original", "dense")]
         if not plain:
@@ -125,7 +134,7 @@ def _false(study: Study, label: str) -> str:
 
 def _origin(study: Study) -> str:
     mark = str(study.provenance.get("protocol_hash", ""))
-    return f"From the fidelity study of the recorded runs (protocol {mark[:8]}, declared before scoring)."
+    return f"From the fidelity study of the recorded runs (data/bench/FIDELITY.md, protocol {mark[:8]})."
 
 
 def _row(study: Study, label: str, part: Any, level: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from moeproxy.errors import LabError
+from moeproxy.errors import LabError, MoeproxyError
 from moeproxy.lab.faults import check_injection, fault
 from moeproxy.lab.settings import Injection, RunSpec
 from moeproxy.traces.trace import Trace
@@ -83,7 +83,7 @@ class FaultPanel:
         self._redraw, self._judge = Redraw(self._draw, self.status), Debouncer(self.status.guard(self._decide), 0.3)
         self._judged: tuple[Any, ...] | None = None
         first = fault_id or next(iter(self.recordings.faults()), "update_freeze")
-        labels = tuple(models) if models is not None else self._labels()
+        labels = self._labels() if models is None else self._checked(models)
         self.controls = FaultControls(self.recordings, first, labels, self.status, self._redraw)
         self.state = self._read()
         self.figure = LiveFigure(fault_figure(self.state))
@@ -100,6 +100,16 @@ class FaultPanel:
     def _labels(self) -> tuple[str, ...]:
         others = [model for model in self.recordings.models if model.label != "original"]
         return tuple(m.label for m in sorted(others, key=lambda m: (m.method != "cluster", -m.n_experts, m.label)))
+
+    def _checked(self, models: Sequence[str]) -> tuple[str, ...]:
+        recorded = {model.label for model in self.recordings.models}
+        lost = [label for label in models if label not in recorded and not self.live.trainable(label)]
+        if lost or not set(models) - {"original"}:
+            raise MoeproxyError(
+                f"no model {lost[0]!r}" if lost else f"models {list(models)}: no proxy among them",
+                expected=f"proxies, of {', '.join(sorted(recorded - {'original'}))} or one to be built (METHOD-COUNT)",
+            )
+        return tuple(label for label in dict.fromkeys(models) if label != "original")
 
     def _read(self) -> FaultState:
         asked = self.controls.asked()
@@ -192,9 +202,7 @@ class FaultPanel:
     def _train(self, report: Report) -> list[Trace]:
         asked = self.controls.asked()
         for onset in asked.by_onset:
-            check_injection(Injection(asked.fault, asked.strength, onset), asked.steps)
-        if fault(asked.fault).family == "TE" and self.live.settings.environment != "calculator":
-            raise LabError(f"{asked.fault} breaks a tool, and the runs recorded here use none")
+            check_injection(Injection(asked.fault, asked.strength, onset), asked.steps, settings=self.live.settings)
         if lost := [label for label in asked.models if not self.live.trainable(label)]:
             raise LabError(f"{lost[0]!r} is recorded only", remedy="choose another proxy to train live")
         self.controls.shown.value = True

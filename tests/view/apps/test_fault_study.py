@@ -84,10 +84,30 @@ def test_what_the_study_did_not_score_it_does_not_judge(scored: Study) -> None:
     asked = _asked(scored)
     moved = {seed: onset + 1 for seed, onset in asked.onsets.items()}
     assert study_verdict(scored, replace(asked, onsets=moved), "clear") is None
-    assert study_verdict(scored, replace(asked, onsets={**asked.onsets, 99: 20}), "clear") is None
     assert study_verdict(scored, replace(asked, models=("original", "gate-16")), "clear") is None
     assert study_verdict(scored, replace(asked, fault="unknown"), "clear") is None
     assert study_verdict(scored, asked, "") is None
+
+
+def test_what_is_missing_is_said_and_the_rest_is_judged(scored: Study) -> None:
+    asked = _asked(scored)
+    whole = study_verdict(scored, asked, "clear")
+    more = study_verdict(scored, replace(asked, onsets={**asked.onsets, 99: 20}), "clear")
+    assert whole is not None
+    assert more is not None
+    assert more.sentences == (*whole.sentences, "No verdict for seed 99: no recorded run from step 20.")
+    strange = study_verdict(scored, replace(asked, models=(*asked.models, "gate-16")), "clear")
+    assert strange is not None
+    assert strange.sentences[-1] == "No verdict for gate-16: not recorded at this strength."
+    assert strange.rows.equals(whole.rows)
+
+
+def test_a_match_by_definition_alone_is_called_so(scored: Study) -> None:
+    cells = scored.cells.copy()
+    cells["direction"] = float("nan")
+    verdict = study_verdict(replace(scored, cells=cells), _asked(scored), "clear")
+    assert verdict is not None
+    assert "what the fault sets by its definition, on any model" in verdict.sentences[0]
 
 
 def test_one_seed_is_told_as_one(scored: Study) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from moeproxy.errors import FaultError, LabError
+from moeproxy.errors import FaultError, LabError, MoeproxyError
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep import SweepProgress, result_path
 from moeproxy.lab.sweep_progress import Watch
@@ -100,6 +100,14 @@ def test_wrong_seeds_are_shown_and_the_figure_stays(panel: FaultPanel) -> None:
 def test_an_unknown_fault_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FaultError):
         FaultPanel("typo", out=tmp_path, recordings=recordings())
+
+
+@pytest.mark.parametrize(
+    ("models", "words"), [([], "no proxy among them"), (["original"], "no proxy"), (["cluster-16", "nope"], "'nope'")]
+)
+def test_models_that_are_none_are_refused(models: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(MoeproxyError, match=words):
+        FaultPanel("kl_sign", out=tmp_path, recordings=recordings(), models=models)
 
 
 def _responses() -> dict[str, list[Any]]:
