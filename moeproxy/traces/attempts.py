@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -81,8 +82,8 @@ def _column(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of every row, and where there is one."""
     key = log.info.keys[signal]
     states = log.original_status[key].cat.codes.to_numpy()
-    numbers = pd.to_numeric(pd.Series(log.original[key].to_numpy()), errors="coerce").to_numpy(np.float64)
-    values = numbers / divisor(log, signal)
+    numbers: Any = pd.to_numeric(pd.Series(log.original[key].to_numpy()), errors="coerce")
+    values = numbers.to_numpy(np.float64) / divisor(log, signal)
     for state, value in _VALUES.items():
         values = np.where(states == state, value, values)
     return values, np.isin(states, _NUMERIC)

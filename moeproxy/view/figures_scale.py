@@ -193,7 +193,7 @@ def _course(view: ScaleView, place: int) -> dict[str, Any]:
     line = {
         "color": ORIGINAL if course.model == "original" else PROXY,
         "dash": "solid" if course.hottest else "dot",
-        "width": 2,
+        "width": 4 if course.model == "original" else 2,  # where both are equal, both are seen
     }
     total_P = course.emulation.timeline_PC.sum(axis=1) / GIB
     return {

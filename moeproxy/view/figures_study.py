@@ -272,7 +272,7 @@ def _responses_alt(at: Any, shown: Sequence[str], signals: Sequence[str], fault:
     return f"Responses to {fault} over their thresholds, bars from lowest to highest seed. {'; '.join(parts)}."
 
 
-def _places(cost: pd.Series, measure: str) -> pd.Series:
+def _places(cost: Any, measure: str) -> Any:
     """Return where to draw each model: models with equally many experts beside each other, not over each other."""
     if measure != "n_experts":
         return cost

@@ -11,7 +11,7 @@ from typing import Any
 from moeproxy.errors import MoeproxyError
 from moeproxy.files import provenance
 from moeproxy.traces.trace import Trace
-from moeproxy.triage import remedy_result, reproduction, result
+from moeproxy.triage import reproduction, result
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.triage.reproduction import Reproduction
 from moeproxy.triage.result import Comparison
@@ -24,7 +24,7 @@ Result = Incident | Action | Reproduction | Remedy | Comparison | Study | Trace
 
 _JSON = {
     reproduction.FORMAT: Reproduction.load,
-    remedy_result.FORMAT: Remedy.load,
+    "moeproxy.remedy": Remedy.load,
     result.FORMAT: Comparison.load,
 }
 _FIELDS = {

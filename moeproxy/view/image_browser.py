@@ -93,8 +93,9 @@ class ImageBrowser:
         except ImportError as error:
             raise NoImages("kaleido is not installed", remedy=HOW) from error
         named = os.environ.get("CHROMIUM")
+        place: dict[str, Any] = {"path": named} if named else {}
         try:
-            self._browser = Kaleido(n=1, mathjax=False, timeout=_DRAW_S, **({"path": named} if named else {}))
+            self._browser = Kaleido(n=1, mathjax=False, timeout=_DRAW_S, **place)
         except ChromeNotFoundError as error:
             raise NoImages("no Chromium or Chrome was found", remedy=HOW) from error
         await self._browser.open()

@@ -199,7 +199,7 @@ def _size_words(detection: Detection) -> Iterable[Block]:
 def _filled(rows: list[dict[str, object]]) -> pd.DataFrame:
     """Return rows as a table without the columns in which none of them has anything."""
     frame = pd.DataFrame(rows).astype(object)
-    return frame[[name for name in frame if any(row[name] is not None for row in rows)]]
+    return frame.loc[:, [name for name in frame if any(row[name] is not None for row in rows)]]
 
 
 def _alarm_row(alarm: Alarm) -> dict[str, object]:

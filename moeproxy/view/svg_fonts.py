@@ -16,6 +16,7 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 WANTED = ("Arial", "Helvetica", "Liberation Sans", "DejaVu Sans")
 """Families that journals ask for; fontconfig gives the nearest that is installed."""
@@ -92,7 +93,8 @@ def subset(one: Face, letters: set[str]) -> bytes | None:
 
     options = Options(hinting=False, notdef_outline=True, name_IDs=[1, 2, 3, 4, 6], drop_tables=["FFTM", "DSIG"])
     with TTFont(one.file, fontNumber=one.index, recalcTimestamp=False) as font:
-        if font["OS/2"].fsType & 0x000F == _RESTRICTED:
+        rights: Any = font["OS/2"]
+        if rights.fsType & 0x000F == _RESTRICTED:
             return None
         cutter = Subsetter(options)
         cutter.populate(unicodes=[ord(letter) for letter in letters | {" "}])

@@ -113,7 +113,7 @@ def _failures(bench: Path) -> pd.DataFrame:
     if not (bench / REGISTRY).is_file():
         return pd.DataFrame({"model": []})
     registry = load_registry(bench)
-    return registry[registry["fault"] != ""]
+    return registry.loc[registry["fault"] != "", :]
 
 
 def _words(row: Any) -> str:

@@ -139,10 +139,11 @@ class RecoveryPanel:
 
     def _draw(self, events: list[Event]) -> None:
         self.board.value = board(events, self.plan)
-        drawn = job_figure(events)
+        drawn: Any = job_figure(events)
         with self.figure.change() as widget:
             widget.layout.shapes = drawn.layout.shapes  # pyright: ignore[reportAttributeAccessIssue]
             widget.layout.meta = drawn.layout.meta  # pyright: ignore[reportAttributeAccessIssue]
+            mine: Any
             for mine, new in zip(widget.data, drawn.data, strict=True):
                 mine.x, mine.y = new.x, new.y
                 if new.type == "bar":

@@ -150,14 +150,20 @@ def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, An
 
 
 def test_what_would_fit_is_listed(emulator: Emulator) -> None:
-    panel = ScalePanel("DeepSeek-V3", models=MODELS, world=64, ep=16, n_keep=16, follow=False)
+    panel = ScalePanel("DeepSeek-V3", models=MODELS, world=1024, ep=64, n_keep=64, follow=False)
     assert panel.settle()
     assert "does not fit" in panel.view.describe()
-    assert "<li>recompute activations (" in panel.advice.value or "ranks (" in panel.advice.value
-    panel.choose(world=4096, checkpointing=True, tokens=512)
+    assert "<li>recompute activations (" in panel.advice.value
+    panel.choose(checkpointing=True)
     assert panel.settle()
     assert panel.view.too_large == []
     assert panel.advice.value == ""
+    panel.choose(world=64)  # 16 bytes a weight, 671 billion of them, over 64 ranks
+    assert panel.settle()
+    assert "<li>512 ranks (" in panel.advice.value
+    panel.choose(world=64, sequences=64, tokens=16384)
+    assert panel.settle()
+    assert "no single change of these settings is enough" in panel.advice.value
 
 
 def test_another_model_offers_its_own_counts(emulator: Emulator) -> None:
@@ -172,8 +178,9 @@ def test_another_model_offers_its_own_counts(emulator: Emulator) -> None:
 def test_recorded_loads_are_each_models_own(emulator: Emulator) -> None:
     assert recorded("original").n_experts == 32
     assert recorded("proxy").n_experts == 16
-    panel = panel_of(routing="recorded", follow=False)
+    panel = ScalePanel("DeepSeek-V3", models=MODELS, routing="recorded", follow=False)
     assert panel.settle()
+    assert not panel.status.is_error, panel.status.text
     sources = [case.routing.source for case in panel.settings.cases()]
     assert all(("original" in source) == (place == 0) for place, source in enumerate(sources))
     own = {"original": Routing.skewed(8, 2.0, ep=4, ep_rank=2), "proxy": Routing.balanced(4)}
