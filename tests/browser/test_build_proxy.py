@@ -26,7 +26,7 @@ def test_build_proxy(lab: Lab, shots: Path) -> None:
     lab.page.get_by_role("slider", name="Experts kept per layer").focus()
     for _ in range(8):
         lab.page.keyboard.press("ArrowLeft")
-    expect(figure.locator(".gtitle")).to_contain_text("8 of 32 experts", timeout=20_000)
+    expect(figure.locator(".gtitle")).to_contain_text("8 of 32 experts", timeout=TIMEOUT_MS)
     after = drawn(figure)
     assert after["kept"] == [8] * 4
     assert after["sizes"][1] < before["sizes"][1]
