@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,7 +15,7 @@ from moeproxy.lab.bench import Model, injection_of
 from moeproxy.lab.sweep import result_path
 from moeproxy.places import data_dir
 from moeproxy.triage import remedy_study as module
-from moeproxy.triage.remedy import Told, treated
+from moeproxy.triage.remedy import Case, Told, treated
 from moeproxy.triage.remedy_page import page
 from moeproxy.triage.remedy_recorded import PAGE, SCORES, STUDY, TABLE, RemedyStudy
 from moeproxy.triage.remedy_result import Kind, Remedy, Trial
@@ -150,7 +149,10 @@ def test_the_command_says_every_trial_and_writes_the_folder(
 ) -> None:
     def stand_in(proxy: Model, *_: Any, told: Told, faults: list[str], seeds: list[int], **__: Any) -> RemedyStudy:
         assert (faults, seeds) == (["kl_sign"], [0, 1])
-        told(SimpleNamespace(spec=proxy.spec(1), treated_for="kl_sign"), KEPT)  # pyright: ignore[reportArgumentType]
+        case = object.__new__(Case)  # without the healthy runs that it is judged by: nobody asks for them here
+        for name, value in (("spec", proxy.spec(1)), ("cause", "kl_sign")):
+            object.__setattr__(case, name, value)
+        told(case, KEPT)
         return STUDIED
 
     monkeypatch.setattr(module, "study", stand_in)
