@@ -157,10 +157,12 @@ def load_bench(
         wanted = _rows(wanted, "model", list(models), folder)
     if faults is not None:
         wanted = _rows(wanted, "fault", [fault or "" for fault in faults], folder)
-    labels, ids = set(wanted["model"]), {fault or None for fault in wanted["fault"]}
+    labels = None if models is None else set(wanted["model"])
+    ids = None if faults is None else {fault or None for fault in wanted["fault"]}
 
     def asked(info: RunInfo) -> bool:
-        return info.model in labels and info.fault in ids and (keep is None or keep(info))
+        named = (labels is None or info.model in labels) and (ids is None or info.fault in ids)
+        return named and (keep is None or keep(info))
 
     packs = [Path(folder) / pack for pack in wanted["pack"].unique()]
     return tuple(trace for pack in packs for trace in _read(pack, trajectories, asked, {"source": "recorded"}))

@@ -184,7 +184,7 @@ def test_older_report_is_replaced_and_bad_places_are_refused(
     with pytest.raises(MoeproxyError, match=r"cannot be written.*another output directory"):
         write_report(small, blocked)
 
-    def fail(_: object) -> str:
+    def fail(*_: object) -> str:
         raise RuntimeError("drawing failed")
 
     monkeypatch.setattr("moeproxy.view.report.render_html", fail)

@@ -37,7 +37,8 @@ class IncidentSource:
         kinds = [LOG, RECORDED] if len(self._rows) else [LOG]
         self.kind = _dropdown("Write up", kinds, "260px")
         self.model = _dropdown("Model", list(dict.fromkeys(self._rows["model"])), "240px")
-        self.run = _dropdown("Recorded run", [], "440px")
+        # With its options from the start: a list that opens empty shows, and sends back, that nothing is chosen.
+        self.run = _dropdown("Recorded run", self._runs(), "440px")
         self.healthy = widgets.Textarea(description="Healthy runs", rows=3, style=_STYLE)
         self.healthy.placeholder = "logs of six good runs or more, one a line; none: judged by its own beginning"
         self.healthy.layout.width = "700px"
@@ -50,7 +51,6 @@ class IncidentSource:
         )
         self._of_lab = widgets.Box([self.model, self.run, self.beside], layout=rows)
         self.widget = widgets.VBox([self.kind, self._of_log, self._of_lab])
-        self._fill()
         self._arrange()
 
     def open(self) -> tuple[Incident, ...]:
@@ -83,6 +83,8 @@ class IncidentSource:
         self.run.value = found
 
     def _recorded(self) -> Incident:
+        if self.run.value is None:
+            raise MoeproxyError("no recorded run is chosen", expected="one of the list")
         row = self._rows.loc[self.run.value]
         broken = load_bench(self._bench, models=[row["model"]], faults=[row["fault"]])
         run = next(trace for trace in broken if _is(trace, row))
@@ -95,8 +97,11 @@ class IncidentSource:
         return incident(run, good, name=name, facts=facts)
 
     def _fill(self) -> None:
+        self.run.options = self._runs()
+
+    def _runs(self) -> list[tuple[str, Any]]:
         rows = self._rows[self._rows["model"] == self.model.value]
-        self.run.options = [(_words(row), index) for index, row in rows.iterrows()]
+        return [(_words(row), index) for index, row in rows.iterrows()]
 
     def _arrange(self) -> None:
         of_log = self.kind.value == LOG
