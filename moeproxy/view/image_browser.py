@@ -23,6 +23,8 @@ from moeproxy.view.svg_fonts import embed
 HOW = "install Chromium or Chrome (Debian: apt-get install chromium) and kaleido (pip install kaleido)"
 """What to do to get images."""
 
+_AGAIN = f"try again; if it goes on, {HOW}, in their newest versions"
+
 DPI = 600
 """Resolution of PNG files: what journals ask for where a figure holds lines."""
 
@@ -82,9 +84,9 @@ class ImageBrowser:
             raise
         except TimeoutError as error:
             task.cancel()
-            raise NoImages(f"the browser did not answer within {seconds:.0f} s", remedy=HOW) from error
+            raise NoImages(f"the browser did not answer within {seconds:.0f} s", remedy=_AGAIN) from error
         except Exception as error:
-            raise NoImages(f"the browser failed ({type(error).__name__}: {_first(error)})", remedy=HOW) from error
+            raise NoImages(f"the browser failed ({type(error).__name__}: {_first(error)})", remedy=_AGAIN) from error
 
     async def _open(self) -> None:
         try:
@@ -133,7 +135,7 @@ class ImageBrowser:
     async def _send(self, command: str, **parameters: Any) -> dict[str, Any]:
         answer = await self._tab.send_command(command, params=parameters)
         if "error" in answer:
-            raise NoImages(f"the browser refused {command} ({answer['error'].get('message')})", remedy=HOW)
+            raise NoImages(f"the browser refused {command} ({answer['error'].get('message')})", remedy=_AGAIN)
         return answer["result"]
 
     def _end(self) -> None:
