@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
 from moeproxy.view.actions import KINDS
-from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, counted, finish, literal
+from moeproxy.view.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ON_PAGE,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    counted,
+    finish,
+    legend_px,
+    literal,
+)
 from moeproxy.view.timeline import ACTIONS, ATTEMPT, DOWN, FAILED, NOT_FINITE, ONSET, RESUMED, UP, Moment, Timeline
 
 ROW_PX = 27
-_TOP_PX, _AXIS_PX, _ENTRY_PX = 66, 70, 22
+_TOP_PX, _AXIS_PX = 66, 74
 _BAR = {ATTEMPT: (BLUE, 9)}
 _MARKS = {
     ONSET: ("line-ns", BLACK),
@@ -113,7 +126,7 @@ def _finished(figure: go.Figure, timeline: Timeline, name: str) -> go.Figure:
     rows = timeline.rows
     plot_px = ROW_PX * max(len(rows), 1)
     entries = sum(bool(trace.showlegend is not False) for trace in figure.data)  # pyright: ignore
-    bottom_px = _AXIS_PX + _ENTRY_PX * math.ceil(entries / 2)  # two beside each other in a single column
+    bottom_px = _AXIS_PX + legend_px(entries, ON_PAGE)
     first, last = timeline.span
     room = max(1, last - first) * 0.03
     order = [literal(row) for row in rows[::-1]]
@@ -122,7 +135,8 @@ def _finished(figure: go.Figure, timeline: Timeline, name: str) -> go.Figure:
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -64 / plot_px, "yanchor": "top"})
     title, height = f"What happened when: {literal(name)}", _TOP_PX + plot_px + bottom_px
     finish(figure, title=title, alt=_alt(timeline, name), table=timeline.table(), height=height, top=_TOP_PX)
-    return figure.update_layout(margin_b=bottom_px)
+    meta: Any = figure.layout.meta  # pyright: ignore[reportAttributeAccessIssue]
+    return figure.update_layout(margin_b=bottom_px, meta={**meta, "entries": entries})
 
 
 def _alt(timeline: Timeline, name: str) -> str:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.view.grey import told_apart
-from moeproxy.view.style import describe
+from moeproxy.view.style import ON_PAGE, describe, legend_px
 
 PX_PER_MM = 96 / 25.4
 """Pixels of CSS in a millimetre."""
@@ -31,13 +31,20 @@ _MOST_POINTS = 5000
 
 @dataclass(frozen=True)
 class Column:
-    """A width that figures have in print: its name, and its size in millimetres."""
+    """A width that figures have in print.
+
+    Args:
+        name: what it is called.
+        mm: its size in millimetres.
+        beside: entries of a legend that stand beside each other.
+    """
 
     name: str
     mm: float
+    beside: int
 
 
-SINGLE, DOUBLE = Column("single", 88.0), Column("double", 180.0)
+SINGLE, DOUBLE = Column("single", 88.0, 2), Column("double", 180.0, 4)
 COLUMNS = (SINGLE, DOUBLE)
 """Single and double column; journals ask for 85 to 89 and 174 to 183 mm."""
 
@@ -94,10 +101,17 @@ def sheet(figure: go.Figure, column: Column, family: str) -> Sheet | None:
         return None
     made = _opened(told_apart(figure))
     gone = _TITLE_PX if layout.title.text and layout.margin.t >= _TITLE_PX + 10 else 0
-    height = int(layout.height) - gone
+    more = _more_legend(layout.meta.get("entries", 0), column)
+    height = int(layout.height) - gone + more
+    made.update_layout(margin_b=(layout.margin.b or 0) + more)
     made.update_layout(title_text="", font_family=family, hoverlabel_font_family=family, meta=None)
     made.update_layout(margin_t=layout.margin.t - gone, height=height, width=round(wide * factor), autosize=False)
     return Sheet(made, column, round(wide * factor), height)
+
+
+def _more_legend(entries: int, column: Column) -> int:
+    """Return by how many pixels a legend is higher in a column than on the page."""
+    return legend_px(entries, column.beside) - legend_px(entries, ON_PAGE)
 
 
 def smallest_px(figure: go.Figure) -> float:

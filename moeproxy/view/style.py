@@ -7,6 +7,7 @@ colour says. The original is blue and the proxy vermillion everywhere.
 from __future__ import annotations
 
 import html
+import math
 from typing import Any
 
 import pandas as pd
@@ -43,6 +44,8 @@ _SPARE = (GREEN, PURPLE, SKY, ORANGE, GREY, BLACK)
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 INK, GRID = "#222222", "#E3E7EB"
+ENTRY_PX, ON_PAGE = 21, 5
+"""Height of an entry of a legend, and how many stand beside each other on the page."""
 
 
 def method_colour(method: str) -> str:
@@ -72,6 +75,11 @@ def faint(colour: str, opacity: float = 0.13) -> str:
 def literal(text: str) -> str:
     """Return text as plotly shows it letter by letter: it reads a few tags and entities in what it draws."""
     return html.escape(text, quote=False)
+
+
+def legend_px(entries: int, beside: int) -> int:
+    """Return the height of a legend below a figure, by its entries and how many of them stand beside each other."""
+    return ENTRY_PX * math.ceil(entries / beside)
 
 
 def counted(number: int, what: str) -> str:

@@ -26,7 +26,7 @@ class ActionTable:
         self._status = status
         self.rows: list[_Row] = []
         self._box = widgets.VBox([])
-        self.add = widgets.Button(description="Add an action", layout=widgets.Layout(width="auto"))
+        self.add = widgets.Button(description="Add an action", layout=widgets.Layout(width="max-content"))
         self.add.on_click(status.guard(lambda _: self.append()))
         self.widget = widgets.VBox([self._box, self.add])
         for action in actions:

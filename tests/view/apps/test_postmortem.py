@@ -95,6 +95,10 @@ def test_a_recorded_run_is_judged_beside_its_models_healthy_ones(tmp_path: Path)
     panel.images.value = False
     if not (panel.source._bench / REGISTRY).is_file():
         pytest.skip("data/bench is not there")
+    panel.source.kind.value = "a recorded run"
+    assert panel.source.run.value is not None, "the first of the list is chosen"
+    panel.source.model.value = "original"
+    assert panel.source.run.value is not None
     panel.source.choose("cluster-16", "gradient_overflow 1 ")
     assert panel.source._of_log.layout.display == "none"
     (found,) = panel.source.open()
