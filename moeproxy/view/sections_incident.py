@@ -185,7 +185,7 @@ def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
         if detection.notes:
             yield Points(detection.notes)
     if one.notes:
-        yield Heading("What the reader of the log noticed")
+        yield Heading("What else is to be known")
         yield Points(one.notes)
 
 

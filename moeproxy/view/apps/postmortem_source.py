@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from moeproxy.view.apps.ui import Status
 from moeproxy.view.incident import Incident, incident, open_incidents
 
 LOG, RECORDED = "a log", "a recorded run"
+LEARNED = (
+    "This is a recorded run of the lab, one of those that the diagnosis has learned from: of a new run it would be less "
+    "sure."
+)
 _STYLE = {"description_width": "initial"}
 
 
@@ -94,7 +99,7 @@ class IncidentSource:
             good = [trace for trace in healthy if trace.provenance.config == run.provenance.config]
         name = f"{row['model']}, {_words(row)}"
         facts = {"run": f"{row['key']}, pack {row['pack']}", "folder": str(self._bench)}
-        return incident(run, good, name=name, facts=facts)
+        return replace(incident(run, good, name=name, facts=facts), notes=(LEARNED,))
 
     def _fill(self) -> None:
         self.run.options = self._runs()

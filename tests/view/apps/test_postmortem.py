@@ -105,6 +105,7 @@ def test_a_recorded_run_is_judged_beside_its_models_healthy_ones(tmp_path: Path)
     assert found.name.startswith("cluster-16, gradient_overflow 1 from step ")
     assert len(found.healthy) >= 6
     assert found.verdict == "alarm"
+    assert "one of those that the diagnosis has learned from" in found.notes[0]
     run = found.run.provenance  # pyright: ignore[reportAttributeAccessIssue]
     assert found.judgements[0].diagnosis.detection.onset == run.onset
     with pytest.raises(MoeproxyError, match="no recorded run 'x' of cluster-16"):
