@@ -19,8 +19,8 @@ from moeproxy.view.incident import Incident, incident, open_incidents
 
 LOG, RECORDED = "a log", "a recorded run"
 LEARNED = (
-    "This is a recorded run of the lab, one of those that the diagnosis has learned from: of a new run it would be less "
-    "sure."
+    "This is a recorded run of the lab, one of those that the diagnosis has learned from: of a new run it would be "
+    "less sure."
 )
 _STYLE = {"description_width": "initial"}
 
