@@ -253,11 +253,11 @@ class ScalePanel:
                 line(self.model, self.on),
                 line(*(control.widget for control in self.numbers.values())),
                 line(self.routing, self.checkpointing, self.follow),
+                self.status.widget,  # beside the controls: a refusal below the figure would not be seen
                 fitted(self.figure.widget, _LEAST_PX),
                 self.summary.widget,
                 self.advice,
                 line(self.job.widget),
-                self.status.widget,
                 self.emulated.widget,
                 self.plan,
                 self.planner.widget,

@@ -16,7 +16,7 @@ from moeproxy.traces.trace import Trace
 
 ROUTINGS = {
     "balanced": "balanced",
-    "skewed": "skewed: one rank of each group gets the load below",
+    "skewed": "skewed: one rank of each group gets the hot rank's load",
     "recorded": "as uneven as a recorded RL run of the testbed, each model's own",
 }
 _RECORDED = {"original": "original--healthy--s0--*.parquet", "proxy": "cluster-16--healthy--s0--*.parquet"}
