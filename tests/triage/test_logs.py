@@ -82,5 +82,5 @@ def test_json_holds_every_attempt_and_the_exit_code_fits(capsys: pytest.CaptureF
 def test_a_report_and_the_terminal_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = main(["triage", str(RESUMED), "--json"])
     before = capsys.readouterr().out
-    with_report = main(["triage", str(RESUMED), "--json", "--report", str(tmp_path / "r")])
+    with_report = main(["triage", str(RESUMED), "--json", "--report", str(tmp_path / "r"), "--no-images"])
     assert (plain, before) == (with_report, capsys.readouterr().out)
