@@ -226,7 +226,11 @@ def test_every_device_says_where_its_figures_come_from() -> None:
         (lambda shape: RLLayout(tp=0), "tp is 0"),
         (lambda shape: RLLayout(usable=1.5), "shares within"),
         (lambda shape: RLLayout(optimizer="lion"), "one of adamw"),
-        (lambda shape: plan_devices(shape, replace(NODE, sequences=10_000), "H100"), "shorten sequences"),
+        (
+            lambda shape: plan_devices(shape, replace(NODE, sequences=10_000), "H100"),
+            "on 16384 x H100.*shorten sequences",
+        ),
+        (lambda shape: plan_devices(shape, replace(NODE, tp=3), "H100"), "multiples of tp 3 and of 8.*steps='any'"),
         (lambda shape: ModelShape.of({**QWEN3_30B_A3B, "num_attention_heads": "many"}), "config"),
     ],
 )
