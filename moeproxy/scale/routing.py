@@ -76,7 +76,12 @@ class Routing:
         _check_spread(n_experts, ep)
         if not 0 <= ep_rank < ep:
             raise ScaleError(f"a skew of expert-parallel rank {ep_rank}", expected=f"0 to {ep - 1}")
-        if not 0 <= factor <= ep or (ep == 1 and factor != 1):
+        if ep == 1 and factor != 1:
+            raise ScaleError(
+                f"a skew of {factor:g} without expert parallelism",
+                expected="ep of at least 2: otherwise a rank has all experts and its own tokens only",
+            )
+        if not 0 <= factor <= ep:
             raise ScaleError(f"a skew of {factor:g}", expected=f"0 to {ep}, the number of expert-parallel ranks")
         local = n_experts // ep
         share_E = np.full(n_experts, (1 - factor / ep) / max(n_experts - local, 1))

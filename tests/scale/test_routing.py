@@ -146,6 +146,7 @@ def test_exact_counts_are_used_as_they_are_and_survive_storage() -> None:
         (lambda: Routing.skewed(8, 1.0, ep=3), "over 3 ranks.*one of 1, 2, 4, 8"),
         (lambda: Routing.skewed(8, 1.0, ep=0), "over 0 ranks.*one of 1, 2, 4, 8"),
         (lambda: Routing.skewed(8, 1.0, ep=4, ep_rank=4), "0 to 3"),
+        (lambda: Routing.skewed(8, 2.0, ep=1), "ep of at least 2"),
         (lambda: Routing("none", np.zeros((0, 8))), "(layers, experts)"),
         (lambda: Routing("odd", np.array([[0.5, 0.4]])), "sum to 0.9"),
         (lambda: Routing("odd", np.array([[1.5, -0.5]])), "shares of at least 0"),
