@@ -226,9 +226,9 @@ class ScalePanel:
 
     def _bar(self, case: Case) -> Bar:
         if found := self.emulations.get(case, None):
-            return Bar(case.label, dict(found.peak), True)
+            return Bar(case.label, dict(found.peak), True, case.model, case.hottest)
         summed = estimate(case.program, case.layout.world, case.layout.ep, case.load)
-        return Bar(case.label, summed.peak, False)
+        return Bar(case.label, summed.peak, False, case.model, case.hottest)
 
     def _put(self, view: ScaleView) -> None:
         with self.figure.change() as figure:

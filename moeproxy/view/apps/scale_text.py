@@ -5,9 +5,11 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+import ipywidgets as widgets
 import pandas as pd
 
 from moeproxy.proxy.hardware import DEVICES, Device
+from moeproxy.proxy.paper import devices_table
 from moeproxy.proxy.planner import plan_table
 from moeproxy.proxy.rl_layout import RLLayout
 from moeproxy.proxy.shape import ModelShape
@@ -15,6 +17,7 @@ from moeproxy.scale.emulation import gib
 from moeproxy.scale.estimate import estimate, ways_to_fit
 from moeproxy.scale.timing import device_time, span
 from moeproxy.view.apps.scale_settings import Case, Settings
+from moeproxy.view.apps.tables import LiveTable
 from moeproxy.view.figures_scale import GIB, Course, ScaleView
 
 _ROWS = 10
@@ -97,3 +100,10 @@ def planned(settings: Settings, shape: ModelShape, plan: str, on: Device) -> pd.
     table["devices"] = ["none" if pd.isna(count) else f"{int(count):,}" for count in table["devices"]]
     table["GiB a device"] = ["" if pd.isna(size) else f"{size:g}" for size in table["GiB a device"]]
     return table.rename(columns={"binding": "what keeps it from fewer"})
+
+
+def devices_view() -> widgets.Widget:
+    """Return the device types with their figures and sources, whole, as a table to look at."""
+    table = LiveTable(420)
+    table.show(devices_table(), "Device types; UNVERIFIED marks what no public source gives")
+    return table.widget
