@@ -18,7 +18,7 @@ def test_the_page_is_up_to_date_and_every_entry_is_complete() -> None:
 
 
 def test_every_fault_of_a_member_fits_a_plan() -> None:
-    mishaps = tuple(item.mishap(3) for item in MACHINE_FAULTS.values() if item.kind)
+    mishaps = tuple(item.mishap(3) for item in MACHINE_FAULTS.values() if item.made)
     assert len(RolePlan(mishaps=mishaps).mishaps) == 6
     assert machine_fault("rollout_killed").mishap(2, "rollout-1").member == "rollout-1"
 
