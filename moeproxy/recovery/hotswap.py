@@ -28,7 +28,7 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
-from moeproxy.recovery.plan import Mishap
+from moeproxy.recovery.plan import RANK_KINDS, Mishap
 from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
 
 REPLICATED, SHARDED = "replicated", "sharded"
@@ -65,7 +65,8 @@ class SwapPlan:
             with `sharded`, and a machine after ten seconds or more.
         timeout: seconds after which a collective is given up.
         mishaps: members are "trainer-0", ..., in the order in which they were started, spares last; phases `update`
-            (before the weights change), `publish` (while a snapshot or checkpoint is written) and `recover`.
+            (before the weights change), `publish` (while a snapshot or checkpoint is written), `recover` and, with
+            `sharded`, `wait` (of a spare). With `replicated`, of kind `kill` only.
     """
 
     model: Path
@@ -90,6 +91,9 @@ class SwapPlan:
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise RecoveryError(f"{name} is {getattr(self, name)}", expected=f"at least {value}")
+        kinds = RANK_KINDS if self.driver == SHARDED else ("kill",)
+        if others := {item.kind for item in self.mishaps} - set(kinds):
+            raise RecoveryError(f"mishaps of kind {', '.join(sorted(others))}", expected=", ".join(kinds))
         unknown = {item.member for item in self.mishaps} - set(self.members)
         if unknown:
             raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(self.members)}")

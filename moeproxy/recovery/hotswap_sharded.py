@@ -30,6 +30,7 @@ from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.links import Links
 from moeproxy.recovery.packing import unpack
+from moeproxy.recovery.proxied import NETWORK, ProxiedStore, fail
 from moeproxy.recovery.pushing import Pusher
 from moeproxy.recovery.shards import Memory, Shard, choose, place
 from moeproxy.recovery.swap_member import LOOPBACK, SwapMember, lighthouse_address, say_address
@@ -53,7 +54,7 @@ class Rank:
             LOOPBACK, port, is_master=False, wait_for_workers=False
         )
         self.pusher: Pusher | None = None
-        self.step, self._stood, self._tries = 0, -1, 0
+        self.iteration, self.step, self._stood, self._tries = 0, 0, -1, 0
 
     def give_up(self, ranks: int, training: bool) -> str:
         """Return why it is no use to start over, or "".
@@ -83,7 +84,9 @@ class Rank:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.memory.become(rank)
         limit = datetime.timedelta(seconds=self.me.plan.timeout)
-        prefixed = dist.PrefixStore(f"ranks-{iteration}", self.store)
+        self.iteration, prefixed = iteration, dist.PrefixStore(f"ranks-{iteration}", self.store)
+        if any(item.kind in NETWORK for item in self.me.plan.mishaps):
+            prefixed = ProxiedStore(prefixed, self.me.folder, rank, iteration)
         with self.links.watched():
             dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=limit)
             beside = dist.new_group(backend="gloo")  # snapshots must not wait for training, nor it for them
@@ -112,7 +115,9 @@ class Rank:
             self.me.say(ev.STEP_BEGIN, step, rank=rank)
             loss = self.me.loss(model, step, rank)
             loss.backward()
-            self.me.suffer("update", step)
+            mishap = self.me.suffer("update", step)
+            if mishap and mishap.kind in NETWORK:
+                fail(self.me.folder, self.iteration, rank, mishap.kind)
             blocked = pusher.copied()
             optimizer.step()
             optimizer.zero_grad()

@@ -111,6 +111,16 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             remedy="The next member that has the weights is asked; damaged bytes are never used.",
         ),
         MachineFault(
+            id="rank_drop",
+            title="Network drop between ranks",
+            what="The connections of one rank to the others break within a step, or lose what is sent (`mute`).",
+            made=Mishap("trainer-1", 1, "update", "drop"),
+            shows="No rank dies; all begin the step once more, without a gap in the numbers.",
+            twin="arXiv 2607.01646 (PHOENIX: communicators are rebuilt); arXiv 2410.21680 (Meta: InfiniBand links)",
+            check="Every process is the one that it was: no start of another, no shard that moved.",
+            remedy="Broken connections are noticed at once, dumb ones after `timeout`; all connect anew, memory is kept.",
+        ),
+        MachineFault(
             id="disk_full",
             title="Disk full at a checkpoint",
             what="The operating system refuses to write the checkpoint (a limit on the size of files stands for it).",

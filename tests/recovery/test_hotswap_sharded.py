@@ -22,6 +22,7 @@ from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.digests import digest, read_digests
 from moeproxy.recovery.events import Event, EventLog
 from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap, shard_folder
+from moeproxy.recovery.machine_faults import machine_fault
 from moeproxy.recovery.packing import unpack
 from moeproxy.recovery.swap_processes import marked
 
@@ -103,6 +104,32 @@ def test_a_shard_comes_back_from_the_neighbours_memory(
     assert len(found.recoveries) == len(mishaps)
     last = _restored(found)[-1].info
     assert (last["source"], last["moved"]) == ("memory", moved)
+
+
+@pytest.mark.parametrize("kind", ["drop", "mute", "hang"])
+def test_a_network_that_fails_costs_no_rank(kind: str, calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
+    mishap = replace(machine_fault("rank_drop").mishap(7), kind=kind)
+    plan = replace(PLAN, spares=0, timeout=10.0 if kind == "drop" else 4.0, mishaps=(mishap,))
+    found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.step) == (True, 12), found
+    assert recovery.verify(calm(plan).folder, found.folder).equal
+    events = read_events(found.folder)
+    assert sum(event.event == "start" for event in events) == 2
+    assert not [event for event in events if event.event == "detect"]
+    assert _restored(found)
+    assert all((event.info["source"], event.info["moved"]) == ("memory", []) for event in _restored(found))
+    (seconds,) = found.recoveries
+    assert kind == "drop" or seconds > 2  # nothing tells of what is lost but time
+
+
+def test_a_straggler_is_no_failed_rank(calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
+    plan = replace(PLAN, spares=0, mishaps=(Mishap("trainer-1", 7, "update", "slow", 0.4),))
+    found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.recoveries, _restored(found)) == (True, (), []), found
+    assert recovery.verify(calm(plan).folder, found.folder).equal
+    commits = [event for event in read_events(found.folder) if event.event == "step_commit"]
+    slow = [event.info["seconds"] for event in commits if (event.step or 0) >= 7 and event.member == "trainer-1"]
+    assert min(slow) > 0.4
 
 
 def test_two_at_once_come_back_from_memory_when_they_are_no_neighbours(
