@@ -118,7 +118,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             shows="No rank dies; all begin the step once more, without a gap in the numbers.",
             twin="arXiv 2607.01646 (PHOENIX: communicators are rebuilt); arXiv 2410.21680 (Meta: InfiniBand links)",
             check="Every process is the one that it was: no start of another, no shard that moved.",
-            remedy="Broken connections are noticed at once, dumb ones after `timeout`; all connect anew, memory is kept.",
+            remedy="Broken connections are noticed at once, dumb ones after `timeout`; all connect anew.",
         ),
         MachineFault(
             id="disk_full",
