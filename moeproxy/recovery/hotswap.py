@@ -249,16 +249,25 @@ def _result(plan: SwapPlan, folder: Path, outcome: str) -> SwapRun:
 
 
 def recoveries(events: Sequence[Event]) -> tuple[float, ...]:
-    """Return for each fault the seconds from it to the end of the first step that began after it."""
-    found = []
-    for fault in [event for event in events if event.event == ev.FAULT]:
-        # The step under way may still come to its end with what the dead rank had sent; that is no recovery.
-        began = {(e.member, e.step) for e in events if e.event == ev.STEP_BEGIN and e.t > fault.t}
-        commits = (e for e in events if e.event == ev.STEP_COMMIT and e.t > fault.t)
-        after = next((e.t for e in commits if (e.member, e.step) in began), None)
-        if after is not None:
-            found.append(after - fault.t)
-    return tuple(found)
+    """Return for each fault the seconds from it to the end of the first step that began after it.
+
+    Args:
+        events: of the job, in order.
+    """
+    ends = [_first_end(events[number + 1 :]) for number, event in enumerate(events) if event.event == ev.FAULT]
+    faults = [event for event in events if event.event == ev.FAULT]
+    return tuple(end - fault.t for fault, end in zip(faults, ends, strict=True) if end is not None)
+
+
+def _first_end(events: Sequence[Event]) -> float | None:
+    """Return when the first step ended that also began; one under way may end with what a dead rank had sent."""
+    begun: set[tuple[str, int | None]] = set()
+    for event in events:
+        if event.event == ev.STEP_BEGIN:
+            begun.add((event.member, event.step))
+        elif event.event == ev.STEP_COMMIT and (event.member, event.step) in begun:
+            return event.t
+    return None
 
 
 def lost_steps(events: Sequence[Event], active: int) -> int:

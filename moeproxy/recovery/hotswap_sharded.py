@@ -243,7 +243,7 @@ def wrapped(rank: Rank, port: int) -> Any:
         store_kwargs={"port": port},
         rank_assignment=inprocess.Compose(inprocess.rank_assignment.MaxActiveWorldSize(plan.active), _Places()),
         initialize=_Worth(rank),
-        monitor_thread_interval=seconds(0.05),
+        monitor_thread_interval=seconds(0.5),
         monitor_process_interval=seconds(0.05),
         heartbeat_interval=seconds(0.5),
         heartbeat_timeout=seconds(max(10.0, plan.heartbeat)),  # of a machine; a process is watched from beside it

@@ -37,8 +37,9 @@ class Links:
             if now.get(number) != link:
                 continue  # it was closed, and its number given to another
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as open_:
-                open_.shutdown(socket.SHUT_RDWR)
-                count += 1
+                if not open_.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo aborts when that fails
+                    open_.shutdown(socket.SHUT_RDWR)
+                    count += 1
         self._found.clear()
         return count
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "error")  # torch reads it when it is imported; the engine polls its store
 
 import moeproxy.lab.preload  # noqa: F401 - the first server stays, so it must suit the lab's runs too
 

@@ -135,6 +135,7 @@ def test_only_watched_connections_are_cut() -> None:
         gone = socket.socket()
         with links.watched():
             gone.bind(("127.0.0.1", 0))
+            listening = socket.create_server(("127.0.0.1", 0))
         gone.close()
         assert {ours.fileno(), apart.fileno()} <= set(open_sockets())
         assert links.cut() == 1
@@ -142,5 +143,6 @@ def test_only_watched_connections_are_cut() -> None:
         apart.sendall(b"x")
         assert other_end.recv(1) == b"x"
         assert links.cut() == 0
-        for item in (apart, other_end, ours, theirs):
+        socket.create_connection(listening.getsockname()).close()  # it listens still
+        for item in (apart, other_end, ours, theirs, listening):
             item.close()
