@@ -44,7 +44,7 @@ def test_the_cost_of_a_snapshot_is_that_of_the_step_beside_it() -> None:
         return Event(step, "trainer", member, "step_commit", step, {"seconds": seconds, "beside": beside})
 
     drifting = [commit(step, 1.0 + 0.1 * step + 0.05 * (step % 2), bool(step % 2)) for step in range(9)]
-    assert snapshot_cost(drifting) == pytest.approx(0.05 / 1.4, abs=0.08)
+    assert snapshot_cost(drifting) == pytest.approx(0.05 / 1.4, abs=0.01)
     steady = [commit(step, 2.0 + 0.1 * (step % 2), bool(step % 2)) for step in range(8)]
     assert snapshot_cost(steady) == pytest.approx(0.05)
     assert snapshot_cost([commit(step, 2.0, True) for step in range(4)]) is None
