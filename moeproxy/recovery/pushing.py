@@ -123,4 +123,5 @@ class Pusher:
                 self._disk.save(step, pack({"shard": own, "layout": self._shard.layout}))
             except RecoveryError as error:  # no room: the job goes on, and memory still has it
                 problem = str(error)
-            self._me.say(ev.CHECKPOINT, step, seconds=time.monotonic() - began, problem=problem)
+            # Training waited for none of it, or will say so as `blocked`.
+            self._me.say(ev.CHECKPOINT, step, seconds=0.0, took=time.monotonic() - began, problem=problem)

@@ -6,6 +6,7 @@ import pytest
 
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import lost_steps, recoveries, snapshot_cost
+from moeproxy.recovery.timeline import attempts
 
 
 def _events(*lines: tuple[float, str, str, int]) -> list[Event]:
@@ -49,3 +50,20 @@ def test_the_cost_of_a_snapshot_is_that_of_the_step_beside_it() -> None:
     assert snapshot_cost(steady) == pytest.approx(0.05)
     assert snapshot_cost([commit(step, 2.0, True) for step in range(4)]) is None
     assert snapshot_cost([commit(0, 1.0, True), commit(1, 1.0, False, "trainer-1")]) is None  # of two ranks: no pair
+
+
+def test_ranks_that_train_together_make_one_try_of_a_step() -> None:
+    found = _events(
+        (0, "0", "step_begin", 1),
+        (0.5, "1", "step_begin", 1),
+        (2, "1", "step_commit", 1),
+        (2.5, "1", "step_begin", 2),
+        (3, "0", "step_commit", 1),
+        (3, "0", "step_begin", 2),
+        (4, "1", "fault", 2),
+        (6, "2", "step_begin", 2),
+        (6, "0", "step_begin", 2),
+        (8, "0", "step_commit", 2),
+    )
+    tries = [(item.step, item.begin, item.end, item.kept) for item in attempts(found)]
+    assert tries == [(1, 0, 2, True), (2, 2.5, 4, False), (2, 6, 8, True)]
