@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import os
 import signal
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from moeproxy.lab.worker import settle
 
 LIGHTHOUSE = "lighthouse"
 _PRELOAD = "moeproxy.recovery.preload"
+_PATIENCE_S = 10.0
 _COMM = Path("/proc/self/comm")
 
 
@@ -60,18 +62,23 @@ class Processes:
             process.join()
         for pipe in self._pipes:
             pipe.close()
-        for left in marked(self._folder):  # helpers that an engine forked off
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
+        deadline = time.monotonic() + _PATIENCE_S
+        while (left := marked(self._folder)) and time.monotonic() < deadline:  # helpers that an engine forked off
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.02)
 
 
 def marked(folder: Path) -> list[int]:
-    """Return the processes that bear the mark of a job's folder."""
-    found = []
-    for comm in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if comm.read_text("utf-8", "replace").strip() == _mark(folder) and int(comm.parent.name) != os.getpid():
-                found.append(int(comm.parent.name))
+    """Return the living processes that bear the mark of a job's folder."""
+    found, name = [], _mark(folder)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            pid, _, rest = stat.read_text("utf-8", "replace").partition(" ")
+            comm, _, after = rest.rpartition(") ")
+            if comm == f"({name}" and after[0] not in "ZX" and int(pid) != os.getpid():
+                found.append(int(pid))
     return found
 
 
