@@ -14,8 +14,9 @@ Public names are imported on first use, so `import moeproxy` loads neither torch
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from moeproxy.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moeproxy.errors import MoeproxyError
@@ -45,7 +46,6 @@ _HOMES = {
     "moeproxy.traces.trace": ("RunInfo", "Trace", "load_dir"),
     "moeproxy.triage.compare": ("Comparison", "compare", "compare_all"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Checkpoint",
@@ -70,14 +70,4 @@ __all__ = [
     "stability",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'moeproxy' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value  # found directly the next time
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

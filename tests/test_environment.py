@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -45,7 +47,7 @@ def test_environment_yml_uses_one_channel_and_a_supported_python() -> None:
     assert "python=3.11" in environment["dependencies"]
 
 
-PINNED = ["torch", "trl", "transformers", "ray", "submitit", "torchft"]
+PINNED = ["torch", "trl", "transformers", "ray", "submitit", "torchft", "nvidia-resiliency-ext", "pynvml"]
 
 
 @pytest.mark.parametrize("name", PINNED)
@@ -64,4 +66,11 @@ def test_the_tests_install_what_a_cluster_and_recovery_need() -> None:
     assert "moeproxy[cluster]" in project["optional-dependencies"]["test"]
     assert "moeproxy[recovery]" in project["optional-dependencies"]["test"]
     assert set(_extra("cluster")) == {"ray", "submitit"}
-    assert set(_extra("recovery")) == {"ray", "torchft"}
+    assert set(_extra("recovery")) == {"ray", "torchft", "nvidia-resiliency-ext", "pynvml"}
+
+
+def test_torch_warns_of_nothing_that_the_extras_bring() -> None:
+    """With pynvml 13, which nvidia-resiliency-ext would take, every import of torch warns."""
+    command = [sys.executable, "-W", "error", "-c", "import torch.cuda"]
+    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

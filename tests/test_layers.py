@@ -27,11 +27,12 @@ ALLOWED: dict[str, set[str]] = {
     "recovery": {"traces", "experts", "proxy", "lab"},
     "view": {"traces", "experts", "proxy", "lab", "triage", "scale", "recovery"},
 }
-SHARED = {"errors", "files", "places"}
+SHARED = {"errors", "files", "lazy", "places"}
 TORCH_FREE = (
     "__init__.py",
     "errors.py",
     "files.py",
+    "lazy.py",
     "recovery/calculator",
     "recovery/channel",
     "recovery/checkpoints",
@@ -43,6 +44,7 @@ TORCH_FREE = (
     "recovery/parting",
     "recovery/plan",
     "recovery/policy",
+    "recovery/saved",
     "recovery/timeline",
     "recovery/torchft_log",
     "traces/",

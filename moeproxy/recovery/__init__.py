@@ -8,8 +8,9 @@ Public names are imported on first use: judging events needs no torch, and roles
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from moeproxy.lazy import lazy_names
 
 if TYPE_CHECKING:
     from moeproxy.recovery.calculator import Cluster, expected
@@ -31,7 +32,6 @@ _HOMES = {
     "moeproxy.recovery.parting": ("Parting", "verify"),
     "moeproxy.recovery.plan": ("Mishap", "RolePlan"),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Cluster",
@@ -50,14 +50,4 @@ __all__ = [
     "verify",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'moeproxy.recovery' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value  # found directly the next time
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -10,16 +10,14 @@ and would decide the ratio of a run of seconds.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from moeproxy.errors import RecoveryError
-from moeproxy.files import atomic_file, provenance
 from moeproxy.recovery.events import Event, read_events
+from moeproxy.recovery.saved import save_json, saved_json
 from moeproxy.recovery.timeline import LOST, PRODUCTIVE, Outage, Span, attempts, outages, spans
 
 _FORMAT = "moeproxy.ettr"
@@ -78,11 +76,7 @@ class Ettr:
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a JSON file, atomically, and return its path."""
-        target = Path(path)
-        with atomic_file(target) as temporary:
-            stored = {"format": _FORMAT, **asdict(self), "provenance": provenance()}
-            temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-        return target
+        return save_json(path, _FORMAT, asdict(self))
 
     @staticmethod
     def load(path: str | Path) -> Ettr:
@@ -91,16 +85,10 @@ class Ettr:
         Raises:
             RecoveryError: the file is something else.
         """
-        try:
-            stored: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-            stored.pop("provenance")
-            if stored.pop("format") != _FORMAT:
-                raise ValueError("another format")
+        with saved_json(path, _FORMAT, "effective training time") as stored:
             away = tuple(Outage(**item) for item in stored.pop("outages"))
             line = tuple(Span(**item) for item in stored.pop("spans"))
             return Ettr(**stored, outages=away, spans=line)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecoveryError(f"no saved effective training time ({error})", where=path) from error
 
 
 def ettr(events: str | Path | Sequence[Event]) -> Ettr:

@@ -1,29 +1,26 @@
 """Hot swap (PHOENIX, arXiv 2607.01646): a spare takes over for a dead rank, and the job never ends.
 
-One interface, a driver for each kind of state on an existing engine. Sharded state has none yet.
+One interface, two drivers on existing engines, each for one kind of state:
 
 | driver | state | engine | what the spare gets |
 |---|---|---|---|
 | replicated | all of it on every rank | torchft, fixed world with spares | nothing: it follows every step |
+| sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from a neighbour's memory |
 
 The program is supervised training of a testbed model; the batch of a step depends on step and rank only.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from moeproxy.errors import RecoveryError
@@ -31,14 +28,17 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
-from moeproxy.recovery.plan import Mishap
+from moeproxy.recovery.plan import RANK_KINDS, Mishap
+from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
 
-REPLICATED = "replicated"
+REPLICATED, SHARDED = "replicated", "sharded"
 DRIVERS: Mapping[str, tuple[str, str]] = {
     REPLICATED: ("torchft", "moeproxy.recovery.hotswap_replicated"),
+    SHARDED: ("nvidia_resiliency_ext", "moeproxy.recovery.hotswap_sharded"),
 }
 """Driver -> the package it needs, and the module that a member runs."""
 
+FINISHED = "finished"
 _PLAN = "swap.json"
 _LOOK_S = 0.05
 
@@ -58,10 +58,15 @@ class SwapPlan:
         learning_rate: of AdamW.
         seed: of the batches.
         checkpoint_every: steps between checkpoints on disk.
-        heartbeat: seconds without a sign of life after which a member counts as dead.
+        snapshot_every: with `sharded`, steps between copies of each shard to a neighbour; more than one costs the steps
+            since then when a rank dies.
+        digests: whether to log digests of every state, for `verify`; with `sharded`, of those that are copied.
+        heartbeat: seconds without a sign of life after which a member counts as dead; a dead process is noticed at once
+            with `sharded`, and a machine after ten seconds or more.
         timeout: seconds after which a collective is given up.
         mishaps: members are "trainer-0", ..., in the order in which they were started, spares last; phases `update`
-            (before the weights change), `publish` (while a snapshot or checkpoint is written) and `recover`.
+            (before the weights change), `publish` (while a snapshot or checkpoint is written), `recover` and, with
+            `sharded`, `wait` (of a spare). With `replicated`, of kind `kill` only.
     """
 
     model: Path
@@ -73,6 +78,8 @@ class SwapPlan:
     learning_rate: float = 1e-3
     seed: int = 0
     checkpoint_every: int = 5
+    snapshot_every: int = 1
+    digests: bool = True
     heartbeat: float = 0.5
     timeout: float = 2.0
     mishaps: tuple[Mishap, ...] = ()
@@ -80,10 +87,13 @@ class SwapPlan:
     def __post_init__(self) -> None:
         if self.driver not in DRIVERS:
             raise RecoveryError(f"no driver {self.driver!r}", expected=f"one of {', '.join(DRIVERS)}")
-        least = {"steps": 1, "active": 2, "spares": 0, "batch": 1, "checkpoint_every": 1}
+        least = {"steps": 1, "active": 2, "spares": 0, "batch": 1, "checkpoint_every": 1, "snapshot_every": 1}
         for name, value in least.items():
             if getattr(self, name) < value:
                 raise RecoveryError(f"{name} is {getattr(self, name)}", expected=f"at least {value}")
+        kinds = RANK_KINDS if self.driver == SHARDED else ("kill",)
+        if others := {item.kind for item in self.mishaps} - set(kinds):
+            raise RecoveryError(f"mishaps of kind {', '.join(sorted(others))}", expected=", ".join(kinds))
         unknown = {item.member for item in self.mishaps} - set(self.members)
         if unknown:
             raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(self.members)}")
@@ -113,27 +123,31 @@ class SwapRun:
         plan: of the job.
         outcome: "finished", or why not and what is usable.
         step: the last step that any member finished.
+        lost: steps that had been finished by all and were done again.
         recoveries: for each fault the seconds from it to the end of the first step that began after it.
         blocked: median seconds that a snapshot held a step up, None without snapshots.
         seconds: median seconds of a step.
+        cost: share by which steps with a snapshot beside them took longer than those without, see `snapshot_cost`.
     """
 
     folder: Path
     plan: SwapPlan
     outcome: str
     step: int
+    lost: int
     recoveries: tuple[float, ...]
     blocked: float | None
     seconds: float
+    cost: float | None = None
 
     @property
     def finished(self) -> bool:
         """Whether it came to its end."""
-        return self.outcome == "finished"
+        return self.outcome == FINISHED
 
     def __repr__(self) -> str:
         swaps = ", ".join(f"{seconds:.2f} s" for seconds in self.recoveries) or "none"
-        return f"SwapRun({self.outcome}, {self.step} of {self.plan.steps} steps, recoveries: {swaps})"
+        return f"SwapRun({self.outcome}, {self.step} of {self.plan.steps} steps, {self.lost} lost, recoveries: {swaps})"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[8:-1])}</p>"
@@ -162,7 +176,7 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
     with atomic_file(place / _PLAN) as temporary:
         temporary.write_text(json.dumps({**plan.to_dict(), "provenance": provenance()}, indent=1), encoding="utf-8")
     log = EventLog(place, ev.JOB, "job")
-    with _Processes(plan, place, module) as processes:
+    with Processes(place, module, plan.members) as processes:
         log.add(ev.JOB_START, trainers=plan.active, rollouts=0)
         outcome = _watch(plan, place, processes, time.monotonic() + limit)
     log.add(ev.JOB_END, outcome=outcome)
@@ -176,71 +190,22 @@ def read_plan(folder: Path) -> SwapPlan:
     return SwapPlan.from_dict(stored)
 
 
-class _Processes:
-    """The members' processes; none is left behind."""
-
-    def __init__(self, plan: SwapPlan, folder: Path, module: str) -> None:
-        self._plan, self._folder, self._module = plan, folder, module
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-
-    def __enter__(self) -> _Processes:
-        if self._plan.driver == REPLICATED:
-            self.start("lighthouse")
-        for member in self._plan.members:
-            self.start(member)
-        return self
-
-    def start(self, member: str) -> None:
-        """Start a member's process; what it prints goes to a file of its own."""
-        given = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "TORCH_CPP_LOG_LEVEL": "error"}
-        command = [sys.executable, "-m", self._module, str(self._folder), member]
-        with open(self._folder / f"{member}.log", "ab") as output:
-            # A pipe that closes when this process ends, however it ends, tells the member to end as well.
-            self.running[member] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env={**os.environ, **given}
-            )
-
-    def __exit__(self, *_: object) -> None:
-        for process in self.running.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            process.wait()
-            if process.stdin:
-                process.stdin.close()
-        for left in _processes_with(str(self._folder)):  # helpers that an engine forked off
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
-
-
-def _processes_with(argument: str) -> list[int]:
-    """Return the processes of this machine, but for this one, that have been given an argument."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if argument.encode() in place.read_bytes().split(b"\0") and int(place.parent.name) != os.getpid():
-                found.append(int(place.parent.name))
-    return found
-
-
-def _watch(plan: SwapPlan, folder: Path, processes: _Processes, deadline: float) -> str:
+def _watch(plan: SwapPlan, folder: Path, processes: Processes, deadline: float) -> str:
     """Wait for the job's end; with replicas, start another one when fewer are left than train."""
     dead: set[str] = set()
     while True:
         if time.monotonic() > deadline:
-            return f"out of time; {_usable(folder)}"
+            return f"out of time; {_usable(plan, folder)}"
         found = _events(folder)
-        if any(event.event == ev.JOB_END for event in found):
-            return "finished"
-        gone = {name for name, p in processes.running.items() if p.poll() is not None} - dead - {"lighthouse"}
-        for member in gone:
+        outcome = next((str(event.info["outcome"]) for event in found if event.event == ev.JOB_END), "")
+        if outcome:
+            return outcome if outcome == FINISHED else f"{outcome}; {_usable(plan, folder)}"
+        for member in sorted(processes.gone() - dead):
             EventLog(folder, ev.TRAINER, member).add(ev.DETECT, kind="died")
-        dead |= gone
-        living = set(processes.running) - dead - {"lighthouse"}
+            dead.add(member)
+        living = set(processes.running) - dead - {LIGHTHOUSE}
         if len(living) < (1 if plan.driver == REPLICATED else plan.active):
-            return f"failed: {len(living)} of {plan.active} ranks are left and no spare; {_usable(folder)}"
+            return f"failed: {len(living)} of {plan.active} ranks are left and no spare; {_usable(plan, folder)}"
         if plan.driver == REPLICATED and len(living) < plan.active:
             processes.start(f"trainer-{len(processes.running) - 1}")  # cold: it heals from a living one's memory
         time.sleep(_LOOK_S)
@@ -253,8 +218,9 @@ def _events(folder: Path) -> list[Event]:
         return []
 
 
-def _usable(folder: Path) -> str:
-    shards = sorted((folder / "checkpoints").glob("shard-*")) or [folder / "checkpoints"]
+def _usable(plan: SwapPlan, folder: Path) -> str:
+    sharded = [shard_folder(folder, rank) for rank in range(plan.active)]
+    shards = sharded if plan.driver == SHARDED else [folder / "checkpoints"]
     steps = set.intersection(*[set(Checkpoints(shard).whole()) for shard in shards])
     return f"the newest checkpoint is that after step {max(steps)}" if steps else "there is no checkpoint"
 
@@ -267,21 +233,74 @@ def shard_folder(folder: Path, rank: int) -> Path:
 def _result(plan: SwapPlan, folder: Path, outcome: str) -> SwapRun:
     found = read_events(folder)
     commits = [event for event in found if event.event == ev.STEP_COMMIT and event.step]
-    recoveries = []
-    for fault in [event for event in found if event.event == ev.FAULT]:
-        # The step under way may still come to its end with what the dead rank had sent; that is no recovery.
-        began = {(e.member, e.step) for e in found if e.event == ev.STEP_BEGIN and e.t > fault.t}
-        after = next((e.t for e in commits if e.t > fault.t and (e.member, e.step) in began), None)
-        if after is not None:
-            recoveries.append(after - fault.t)
-    blocked = sorted(event.info["blocked"] for event in commits if event.info.get("blocked") is not None)
-    times = sorted(event.info["seconds"] for event in commits)
+    blocked = [event.info["blocked"] for event in commits if event.info.get("blocked") is not None]
+    times = [event.info["seconds"] for event in commits]
     return SwapRun(
         folder,
         plan,
         outcome,
         max((event.step or 0 for event in commits), default=0),
-        tuple(recoveries),
-        blocked[len(blocked) // 2] if blocked else None,
-        times[len(times) // 2] if times else float("nan"),
+        lost_steps(found, plan.active),
+        recoveries(found),
+        median(blocked) if blocked else None,
+        median(times) if times else float("nan"),
+        snapshot_cost(found),
     )
+
+
+def recoveries(events: Sequence[Event]) -> tuple[float, ...]:
+    """Return for each fault the seconds from it to the end of the first step that began after it.
+
+    Args:
+        events: of the job, in order.
+    """
+    ends = [_first_end(events[number + 1 :]) for number, event in enumerate(events) if event.event == ev.FAULT]
+    faults = [event for event in events if event.event == ev.FAULT]
+    return tuple(end - fault.t for fault, end in zip(faults, ends, strict=True) if end is not None)
+
+
+def _first_end(events: Sequence[Event]) -> float | None:
+    """Return when the first step ended that also began; one under way may end with what a dead rank had sent."""
+    begun: set[tuple[str, int | None]] = set()
+    for event in events:
+        if event.event == ev.STEP_BEGIN:
+            begun.add((event.member, event.step))
+        elif event.event == ev.STEP_COMMIT and (event.member, event.step) in begun:
+            return event.t
+    return None
+
+
+def lost_steps(events: Sequence[Event], active: int) -> int:
+    """Return how many steps were done again though all ranks had finished them.
+
+    Args:
+        events: of the job, in order.
+        active: number of ranks that train.
+    """
+    done: dict[int, set[str]] = {}
+    again: set[int] = set()
+    for event in events:
+        if event.event == ev.STEP_COMMIT and event.step:
+            done.setdefault(event.step, set()).add(event.member)
+        elif event.event == ev.STEP_BEGIN and event.step:
+            by = done.get(event.step, set())
+            again |= {event.step} if event.member in by and len(by) >= active else set()
+    return len(again)
+
+
+def snapshot_cost(events: Sequence[Event]) -> float | None:
+    """Return by what share steps beside which a snapshot was copied took longer than their neighbours without one.
+
+    Pairs are steps of one rank that follow one another, so whatever else the machine does hits both. None unless there
+    are steps of both kinds, as with `snapshot_every` 2.
+    """
+    pairs = []
+    for member in {event.member for event in events if event.event == ev.STEP_COMMIT}:
+        steps = [e.info for e in events if e.member == member and e.event == ev.STEP_COMMIT and "beside" in e.info]
+        for one, other in pairwise(steps):
+            if one["beside"] != other["beside"]:
+                with_, without = (one, other) if one["beside"] else (other, one)
+                pairs.append((with_["seconds"], without["seconds"]))
+    if not pairs:
+        return None
+    return median(with_ - without for with_, without in pairs) / median(without for _, without in pairs)

@@ -8,18 +8,14 @@ checked and saved.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from moeproxy.recovery.hotswap import SwapPlan, read_plan
-from moeproxy.recovery.swap_member import SwapMember, end_with_parent
-
-_ADDRESS = "lighthouse.address"
-_LOOPBACK = "127.0.0.1"
+from moeproxy.recovery.hotswap import read_plan
+from moeproxy.recovery.swap_member import LOOPBACK, SwapMember, lighthouse_address, say_address
+from moeproxy.recovery.swap_processes import LIGHTHOUSE
 
 
 def lighthouse(folder: Path) -> None:
@@ -30,16 +26,13 @@ def lighthouse(folder: Path) -> None:
 
     plan = read_plan(folder)
     server = LighthouseServer(
-        bind=f"{_LOOPBACK}:0",
+        bind=f"{LOOPBACK}:0",
         min_replicas=plan.active,
         join_timeout_ms=200,
         quorum_tick_ms=20,
         heartbeat_timeout_ms=int(1000 * plan.heartbeat),
     )
-    address = server.address().replace(socket.gethostname(), _LOOPBACK)
-    temporary = folder / f"{_ADDRESS}.new"
-    temporary.write_text(address)
-    temporary.rename(folder / _ADDRESS)
+    say_address(folder, server.address().replace(socket.gethostname(), LOOPBACK))
     while True:
         time.sleep(3600)
 
@@ -60,7 +53,7 @@ def member(folder: Path, name: str) -> None:
     if name in spares:
         me.wait_for("step_commit", active)  # so that the active ranks have the first numbers
     store: Any = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        _LOOPBACK, 0, is_master=True, wait_for_workers=False
+        LOOPBACK, 0, is_master=True, wait_for_workers=False
     )
 
     def healed(state: dict[str, Any]) -> None:
@@ -77,14 +70,14 @@ def member(folder: Path, name: str) -> None:
         replica_id=name,
         rank=0,
         world_size=1,
-        store_addr=_LOOPBACK,
+        store_addr=LOOPBACK,
         store_port=store.port,
-        lighthouse_addr=_lighthouse_address(folder),
+        lighthouse_addr=lighthouse_address(folder),
         use_async_quorum=False,  # the batch depends on the rank, which is known after the quorum
         world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
         timeout=timedelta(seconds=10 * me.plan.timeout),
         quorum_timeout=timedelta(seconds=60),
-        hostname=_LOOPBACK,
+        hostname=LOOPBACK,
     )
     parallel, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, inner)
     me.say("ready")
@@ -94,7 +87,6 @@ def member(folder: Path, name: str) -> None:
         if name in active and manager.current_step() == 1:
             me.wait_for("ready", spares)  # a real job's spares are there long before the first fault
     me.finish()
-    os._exit(0)  # torchft's threads do not end by themselves
 
 
 def _logged(path: Path) -> None:
@@ -147,23 +139,6 @@ def _warmed(model: Any, optimizer: Any) -> None:
             value.zero_()
 
 
-def _lighthouse_address(folder: Path) -> str:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if (folder / _ADDRESS).exists():
-            return (folder / _ADDRESS).read_text()
-        time.sleep(0.02)
-    raise TimeoutError("no lighthouse")
-
-
-def main() -> None:
-    """Be the lighthouse, or a replica: `python -m moeproxy.recovery.hotswap_replicated FOLDER NAME`."""
-    end_with_parent()
-    folder, name = Path(sys.argv[1]), sys.argv[2]
-    lighthouse(folder) if name == "lighthouse" else member(folder, name)
-
-
-__all__ = ["SwapPlan", "lighthouse", "member"]
-
-if __name__ == "__main__":
-    main()
+def serve(folder: Path, name: str) -> None:
+    """Be the lighthouse, or a replica."""
+    lighthouse(folder) if name == LIGHTHOUSE else member(folder, name)

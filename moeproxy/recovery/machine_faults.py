@@ -6,7 +6,7 @@ They are no entries of `moeproxy.lab.faults`: those change what is trained, thes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from moeproxy.errors import RecoveryError
@@ -26,26 +26,21 @@ class MachineFault:
         id: name used everywhere.
         title: a few words for people.
         what: what exactly happens here.
-        member: who is hit.
-        phase, kind: how it is made (see `moeproxy.recovery.plan.Mishap`); kind "" is made by a proxy between members.
+        made: how it is made, in step 1; None when it lies between two members, where a proxy makes it.
         shows: how it shows in events and in a log.
         twin: the public report or paper that it stands for.
         check: what tells it from a training fault, or from its neighbours.
         remedy: what recovery does.
-        seconds: of a slow one.
     """
 
     id: str
     title: str
     what: str
-    member: str
-    phase: str
-    kind: str
+    made: Mishap | None
     shows: str
     twin: str
     check: str
     remedy: str
-    seconds: float = 0.0
 
     def mishap(self, step: int, member: str = "") -> Mishap:
         """Return the mishap that makes this fault in a job.
@@ -57,9 +52,9 @@ class MachineFault:
         Raises:
             RecoveryError: it is none of a member: it lies between two.
         """
-        if not self.kind:
+        if self.made is None:
             raise RecoveryError(f"{self.id} is no fault of a member", expected="a proxy between two of them")
-        return Mishap(member or self.member, step, self.phase, self.kind, self.seconds)
+        return replace(self.made, step=step, member=member or self.made.member)
 
 
 MACHINE_FAULTS: dict[str, MachineFault] = {
@@ -69,9 +64,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="trainer_killed",
             title="Trainer killed",
             what="SIGKILL to the trainer's process in the middle of an update.",
-            member="trainer",
-            phase="update",
-            kind="kill",
+            made=Mishap("trainer", 1, "update"),
             shows="One step takes as long as a restart; with disk checkpoints only, the log goes back some steps.",
             twin=f"{_ROBUST}; {_LLAMA}",
             check="Steps done again give the same numbers, and no signal jumps at the restart.",
@@ -81,9 +74,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="rollout_killed",
             title="Rollout killed",
             what="SIGKILL to one rollout's process while it generates.",
-            member="rollout-0",
-            phase="generate",
-            kind="kill",
+            made=Mishap("rollout-0", 1, "generate"),
             shows="Steps take longer while fewer rollouts share the prompts; no signal moves.",
             twin=_ROBUST,
             check="Throughput drops by the share of the rollouts that are gone.",
@@ -93,9 +84,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="hung_collective",
             title="Hung collective",
             what="The update never returns, as a collective does whose peer is gone; the process lives and answers.",
-            member="trainer",
-            phase="update",
-            kind="hang",
+            made=Mishap("trainer", 1, "update", "hang"),
             shows="No step ends; processes are alive, and a plain heartbeat says that all is well.",
             twin=f"{_LLAMA}; arXiv 2410.21680 (Meta)",
             check="The trainer is in its own phase and makes no progress; a trainer that waits is idle by right.",
@@ -105,10 +94,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="slow_rank",
             title="Slow machine (straggler)",
             what="One rollout takes 0.3 s longer for each share, from a step on.",
-            member="rollout-1",
-            phase="generate",
-            kind="slow",
-            seconds=0.3,
+            made=Mishap("rollout-1", 1, "generate", "slow", seconds=0.3),
             shows="Steps take longer from some step to the end; no other signal moves.",
             twin="arXiv 2410.12588 (FALCON, fail-slow)",
             check="The clock alone moves: response lengths stay the same.",
@@ -118,21 +104,27 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="network_drop",
             title="Network drop between roles",
             what="The connection that carries weights breaks off after some bytes, or goes dumb.",
-            member="rollout-0",
-            phase="weights",
-            kind="",
+            made=None,
             shows="A rollout stays in the phase `weights`; its neighbours have the version that it lacks.",
             twin=f"{_ROBUST} (reconnect)",
             check="The bytes that came are fewer than were said, or their checksum is wrong.",
             remedy="The next member that has the weights is asked; damaged bytes are never used.",
         ),
         MachineFault(
+            id="rank_drop",
+            title="Network drop between ranks",
+            what="The connections of one rank to the others break within a step, or lose what is sent (`mute`).",
+            made=Mishap("trainer-1", 1, "update", "drop"),
+            shows="No rank dies; all begin the step once more, without a gap in the numbers.",
+            twin="arXiv 2607.01646 (PHOENIX: communicators are rebuilt); arXiv 2410.21680 (Meta: InfiniBand links)",
+            check="Every process is the one that it was: no start of another, no shard that moved.",
+            remedy="Broken connections are noticed at once, dumb ones after `timeout`; all connect anew.",
+        ),
+        MachineFault(
             id="disk_full",
             title="Disk full at a checkpoint",
             what="The operating system refuses to write the checkpoint (a limit on the size of files stands for it).",
-            member="trainer",
-            phase="publish",
-            kind="disk_full",
+            made=Mishap("trainer", 1, "publish", "disk_full"),
             shows="An event `checkpoint` with its problem; training goes on.",
             twin="arXiv 2410.21680 (Meta: failures of storage)",
             check="Only the age of the newest checkpoint grows.",
@@ -142,9 +134,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             id="corrupted_checkpoint",
             title="Corrupted checkpoint",
             what="One byte of the newest checkpoint is turned over on disk.",
-            member="trainer",
-            phase="publish",
-            kind="corrupt",
+            made=Mishap("trainer", 1, "publish", "corrupt"),
             shows="Nothing, until a restart needs it.",
             twin="arXiv 2407.21783 (silent data corruption)",
             check="Its checksum is wrong.",

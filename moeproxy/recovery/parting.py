@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from html import escape
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from moeproxy.errors import RecoveryError
-from moeproxy.files import atomic_file, provenance
+from moeproxy.recovery.saved import save_json, saved_json
 
 _FORMAT = "moeproxy.parting"
 _SNAPSHOT = re.compile(r"after(\d+)\.pt$")
@@ -84,11 +83,7 @@ class Parting:
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a JSON file, atomically, and return its path."""
-        target = Path(path)
-        with atomic_file(target) as temporary:
-            stored = {"format": _FORMAT, **asdict(self), "provenance": provenance()}
-            temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
-        return target
+        return save_json(path, _FORMAT, asdict(self))
 
     @staticmethod
     def load(path: str | Path) -> Parting:
@@ -97,16 +92,10 @@ class Parting:
         Raises:
             RecoveryError: the file is something else.
         """
-        try:
-            stored: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-            stored.pop("provenance")
-            if stored.pop("format") != _FORMAT:
-                raise ValueError("another format")
+        with saved_json(path, _FORMAT, "comparison of two runs") as stored:
             first, second = stored.pop("runs")
             found = tuple(Difference(**item) for item in stored.pop("differences"))
             return Parting(**{**stored, "repeats": tuple(stored["repeats"])}, runs=(first, second), differences=found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecoveryError(f"no saved comparison of two runs ({error})", where=path) from error
 
 
 @runtime_checkable

@@ -21,7 +21,9 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 }
 """What each role does: a trainer takes over a state, waits for trajectories, updates, and gives its state away."""
 
-KINDS = ("kill", "hang", "raise", "slow", "disk_full", "corrupt")
+ROLE_KINDS = ("kill", "hang", "raise", "slow", "disk_full", "corrupt")
+RANK_KINDS = ("kill", "hang", "raise", "slow", "drop", "mute")
+KINDS = tuple(dict.fromkeys(ROLE_KINDS + RANK_KINDS))
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Mishap:
         phase: in which of its `PHASES`.
         kind: `kill` (SIGKILL to itself), `hang` (the phase never ends; the process lives on), `raise` (an exception),
             `slow` (`seconds` longer in this phase from this step on), `disk_full` (no room from this step's checkpoint
-            on), `corrupt` (this step's checkpoint is damaged after it was written).
+            on), `corrupt` (this step's checkpoint is damaged after it was written); in a job with hot swap also `drop`
+            (its connections to the other ranks break) and `mute` (what is sent over them gets lost).
         seconds: of `slow`.
     """
 
@@ -105,6 +108,8 @@ class RolePlan:
         if self.strategy not in STRATEGIES:
             raise RecoveryError(f"strategy is {self.strategy!r}", expected=f"one of {', '.join(STRATEGIES)}")
         names = {"trainer", "manager", *self.rollout_names}
+        if others := {item.kind for item in self.mishaps} - set(ROLE_KINDS):
+            raise RecoveryError(f"mishaps of kind {', '.join(sorted(others))}", expected=", ".join(ROLE_KINDS))
         if unknown := {item.member for item in self.mishaps} - names:
             raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(sorted(names))}")
 

@@ -1,11 +1,9 @@
-"""What the ranks of both drivers of hot swap share: program, events, digests, mishaps, an end with the parent."""
+"""What the ranks of both drivers of hot swap share: program, events, digests, mishaps, the lighthouse."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,15 +13,20 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from moeproxy.errors import RecoveryError
+from moeproxy.files import atomic_file
 from moeproxy.lab.tasks import sample_many
 from moeproxy.lab.tokens import PAD_ID, supervised_batch
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.digests import FILE, DigestLog, digests
 from moeproxy.recovery.events import EventLog, read_events
-from moeproxy.recovery.hotswap import SwapPlan, read_plan
+from moeproxy.recovery.hotswap import FINISHED, SwapPlan, read_plan
 from moeproxy.recovery.packing import pack
-from moeproxy.recovery.plan import due
+from moeproxy.recovery.plan import Mishap, due
+
+LOOPBACK = "127.0.0.1"
+_ADDRESS = "lighthouse.address"
 
 
 class SwapMember:
@@ -46,17 +49,29 @@ class SwapMember:
         """Log one event."""
         self._log.add(event, step, **info)
 
-    def suffer(self, phase: str, step: int) -> None:
-        """Die here and now, if the plan says so."""
-        if due(self.plan.mishaps, self.folder, self.name, phase, step):
-            self.say(ev.FAULT, step, kind="kill", phase=phase)
+    def suffer(self, phase: str, step: int) -> Mishap | None:
+        """Die here and now, hang, fail or be slow, if the plan says so; return a mishap that the caller has to make."""
+        mishap = due(self.plan.mishaps, self.folder, self.name, phase, step)
+        if mishap is None:
+            return None
+        if mishap.kind != "slow":
+            self.say(ev.FAULT, step, kind=mishap.kind, phase=phase)
+        if mishap.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if mishap.kind == "raise":
+            raise RuntimeError(f"made to fail in step {step}, phase {phase}")
+        while mishap.kind == "hang":
+            time.sleep(0.1)
+        if mishap.kind == "slow":
+            time.sleep(mishap.seconds)
+        return mishap
 
-    def wait_for(self, event: str, members: Sequence[str], patience: float = 120.0) -> None:
-        """Wait until all of these members have logged an event, but not for ever."""
+    def wait_for(self, event: str, members: Sequence[str], step: int = 0, patience: float = 120.0) -> None:
+        """Wait until all of these members have logged an event, of this step or a later one, but not for ever."""
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
-            if set(members) <= {found.member for found in read_events(self.folder) if found.event == event}:
+            found = [item for item in read_events(self.folder) if item.event == event and (item.step or 0) >= step]
+            if set(members) <= {item.member for item in found}:
                 return
             time.sleep(0.05)
 
@@ -80,8 +95,13 @@ class SwapMember:
 
     def done(self, step: int, state: Mapping[str, Any], *, seconds: float, blocked: float | None = None) -> None:
         """Log the digests after a step, and that it is done."""
-        self._digests.add(step, digests(state))
+        if self.plan.digests:
+            self.digest(step, state)
         self.say(ev.STEP_COMMIT, step, seconds=seconds, blocked=blocked)
+
+    def digest(self, step: int, state: Mapping[str, Any]) -> None:
+        """Log the digests after a step."""
+        self._digests.add(step, digests(state))
 
     def checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint to disk."""
@@ -90,16 +110,26 @@ class SwapMember:
         self._checkpoints.save(step, pack(state))
         self.say(ev.CHECKPOINT, step, seconds=time.monotonic() - began)
 
-    def finish(self) -> None:
-        """Say that the job has come to its end."""
-        EventLog(self.folder, ev.JOB, "job").add(ev.JOB_END, self.plan.steps, outcome="finished")
+    def finish(self, outcome: str = FINISHED) -> None:
+        """Say that the job has come to its end, and to which."""
+        EventLog(self.folder, ev.JOB, "job").add(ev.JOB_END, self.plan.steps, outcome=outcome)
 
 
-def end_with_parent() -> None:
-    """End this process when the one that started it ends, however it ends: its end of the standard input closes."""
+def say_address(folder: Path, address: str) -> None:
+    """Let the members of a job know where its lighthouse is."""
+    with atomic_file(folder / _ADDRESS) as temporary:
+        temporary.write_text(address, encoding="utf-8")
 
-    def wait() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+def lighthouse_address(folder: Path, patience: float = 60.0) -> str:
+    """Return where the lighthouse of a job is, once it is there.
+
+    Raises:
+        RecoveryError: it does not come up.
+    """
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if (folder / _ADDRESS).exists():
+            return (folder / _ADDRESS).read_text(encoding="utf-8")
+        time.sleep(0.02)
+    raise RecoveryError("the lighthouse did not come up", where=folder / "lighthouse.log")

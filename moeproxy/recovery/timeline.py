@@ -92,10 +92,15 @@ class Span:
 
 
 def attempts(events: Sequence[Event]) -> list[Attempt]:
-    """Return the trainer's tries at steps, in order; of those that finished a step the last one is kept."""
+    """Return the trainer's tries at steps, in order; of those that finished a step the last one is kept.
+
+    Ranks that train together are in the same try, from the first that begins it to the first that finishes it.
+    """
     tried: list[Attempt] = []
     open_: Event | None = None
     for event in events:
+        if open_ is not None and _beside(event, open_):
+            continue
         ends = event.event in (STEP_BEGIN, STEP_COMMIT, FAULT, DETECT, TASK_RESTART, JOB_END)
         if open_ is not None and ends and (event.role == TRAINER or event.event in (TASK_RESTART, JOB_END)):
             done = event.event == STEP_COMMIT and event.step == open_.step
@@ -105,6 +110,13 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
             open_ = event
     last = {item.step: number for number, item in enumerate(tried) if item.done}
     return [replace(item, kept=last.get(item.step) == number) for number, item in enumerate(tried)]
+
+
+def _beside(event: Event, begun: Event) -> bool:
+    """Whether another rank begins the same step, or ends the one before."""
+    if event.role != TRAINER or event.member == begun.member:
+        return False
+    return event.event == (STEP_BEGIN if event.step == begun.step else STEP_COMMIT)
 
 
 def outages(events: Sequence[Event]) -> list[Outage]:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from moeproxy.errors import RecoveryError
+from moeproxy.recovery.hotswap import SwapPlan
 from moeproxy.recovery.machine_faults import MACHINE_FAULTS, PAGE, machine_fault, page
-from moeproxy.recovery.plan import RolePlan
+from moeproxy.recovery.plan import ROLE_KINDS, Mishap, RolePlan
 
 
 def test_the_page_is_up_to_date_and_every_entry_is_complete() -> None:
     assert PAGE.read_text("utf-8") == page()
-    assert len(MACHINE_FAULTS) == 7
+    assert len(MACHINE_FAULTS) == 8
     for item in MACHINE_FAULTS.values():
         for words in (item.title, item.what, item.shows, item.twin, item.check, item.remedy):
             assert words
 
 
 def test_every_fault_of_a_member_fits_a_plan() -> None:
-    mishaps = tuple(item.mishap(3) for item in MACHINE_FAULTS.values() if item.kind)
-    assert len(RolePlan(mishaps=mishaps).mishaps) == 6
+    mishaps = tuple(item.mishap(3) for item in MACHINE_FAULTS.values() if item.made)
+    of_roles = tuple(item for item in mishaps if item.kind in ROLE_KINDS)
+    assert len(RolePlan(mishaps=of_roles).mishaps) == 6
+    of_ranks = tuple(item for item in mishaps if item not in of_roles)
+    assert [item.kind for item in SwapPlan(Path("model"), driver="sharded", mishaps=of_ranks).mishaps] == ["drop"]
+    with pytest.raises(RecoveryError, match="mishaps of kind drop"):
+        RolePlan(mishaps=mishaps)
+    for driver, kind in (("replicated", "drop"), ("sharded", "disk_full")):
+        with pytest.raises(RecoveryError, match=f"mishaps of kind {kind}"):
+            SwapPlan(Path("model"), driver=driver, mishaps=(Mishap("trainer-1", 1, "update", kind),))
     assert machine_fault("rollout_killed").mishap(2, "rollout-1").member == "rollout-1"
 
 

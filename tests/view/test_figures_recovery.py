@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -45,6 +46,12 @@ def _events() -> list[Event]:
     ]
 
 
+def _cells(table: str) -> list[list[str]]:
+    body = table.partition("<tbody>")[2]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", body)]
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in row] for row in cells]
+
+
 def test_the_figure_has_the_signal_the_outage_and_words() -> None:
     figure = job_figure(_events())
     signal, up, detect, restart, reconnect = figure.data
@@ -64,10 +71,19 @@ def test_the_board_knows_who_is_up_and_a_standby_becomes_the_trainer() -> None:
     assert pids(events[:10]) == {"trainer": 11, "rollout-0": 12, "standby-1": 13}
     assert pids(events[:12]) == {"rollout-0": 12, "standby-1": 13}
     assert pids(events) == {"trainer": 13, "rollout-0": 12}
-    shown = board(events[:10], RolePlan(rollouts=1))
-    assert "update, step 3" in shown
-    assert ">11<" in shown
-    assert "away" in board(events[:12], RolePlan(rollouts=1))
+    assert _cells(board(events[:3], RolePlan(rollouts=1))) == [
+        ["trainer", "◐ starting", "", "11", "0"],
+        ["rollout-0", "◐ starting", "", "12", "0"],
+        ["manager", "○ not there", "", "", "0"],
+    ]
+    shown = _cells(board(events[:10], RolePlan(rollouts=1)))
+    assert shown[0] == ["trainer", "● up", "update, step 3", "11", "0"]
+    assert shown[3] == ["standby-1", "◐ starting", "", "13", "0"]
+    waiting = Event(101.0, "standby", "standby-1", ev.READY)
+    assert _cells(board([*events[:4], waiting], RolePlan(rollouts=1)))[3][1:3] == ["● up", "waits, loaded"]
+    assert _cells(board(events[:11], RolePlan(rollouts=1)))[0][1:3] == ["✕ failed", ""]
+    assert _cells(board(events[:12], RolePlan(rollouts=1)))[0][1] == "✕ away"
+    assert _cells(board(events, RolePlan(rollouts=1)))[0][3:] == ["13", "1"]
 
 
 def test_the_gauge_compares_with_a_restart_of_everything() -> None:

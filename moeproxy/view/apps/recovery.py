@@ -6,6 +6,7 @@ import atexit
 import html
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,28 @@ from moeproxy.recovery.child import ChildJob, pids, start_job
 from moeproxy.recovery.effective import Ettr, ettr
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.plan import RolePlan
+from moeproxy.recovery.timeline import outages
 from moeproxy.view.apps.recovery_calculator import Calculator
+from moeproxy.view.apps.tables import html_rows
 from moeproxy.view.apps.ui import LiveFigure, Status
 from moeproxy.view.figures_recovery import job_figure
-from moeproxy.view.style import describe
+from moeproxy.view.style import GREEN, GREY, ORANGE, VERMILLION, describe
 
 _LOOK_S = 0.5
 RESTART_EVERYTHING_S = 35.0
 """Seconds that a restart of everything took here (two busy cores), for the comparison until a run shows its own."""
+
+
+_UP, _ABSENT = ("up", "●", GREEN), ("not there", "○", GREY)
+_STATES = {
+    ev.START: ("starting", "◐", ORANGE),
+    ev.READY: _UP,
+    ev.CONNECTED: _UP,
+    ev.PHASE: _UP,
+    ev.FAULT: ("failed", "✕", VERMILLION),
+    ev.DETECT: ("away", "✕", VERMILLION),
+}
+"""What an event says about its member: a word, and a mark whose form repeats its colour."""
 
 
 class RecoveryPanel:
@@ -173,35 +188,36 @@ class RecoveryPanel:
 
 def board(events: list[Event], plan: RolePlan) -> str:
     """Return a table of members: what each is doing, and its process."""
-    up, phases = pids(events), {}
+    up, states, doing, away = pids(events), {}, {}, Counter(item.member for item in outages(events))
     for event in events:
         if event.event == ev.PHASE:
-            phases[event.member] = f"{event.info['phase']}{f', step {event.step}' if event.step else ''}"
-        elif event.event in (ev.DETECT, ev.FAULT, ev.START):
-            phases[event.member] = {"detect": "away", "fault": "failed", "start": "starting"}[event.event]
+            doing[event.member] = f"{event.info['phase']}{f', step {event.step}' if event.step else ''}"
+        if event.event in _STATES:
+            states[event.member] = _STATES[event.event]
     names = ["trainer", *plan.rollout_names, "manager", *[name for name in up if name.startswith("standby")]]
-    rows = "".join(
-        f"<tr><th scope='row'>{html.escape(name)}</th><td>{html.escape(phases.get(name, _idle(name)))}</td>"
-        f"<td>{up.get(name, '')}</td></tr>"
-        for name in names
-    )
-    head = "<tr><th>member</th><th>does</th><th>process</th></tr>"
-    return f"<table aria-label='Members of the job'>{head}{rows}</table>"
+    rows = []
+    for name in names:
+        state = states.get(name, _ABSENT)
+        does = doing.get(name, _idle(name)) if state == _UP else ""
+        rows.append([html.escape(name), _state(*state), html.escape(does), f"{up.get(name, '')}", f"{away[name]}"])
+    return html_rows("Members of the job", ["member", "state", "does", "process", "outages"], rows)
+
+
+def _state(word: str, mark: str, colour: str) -> str:
+    return f"<span aria-hidden='true' style='color:{colour}'>{mark}</span> {word}"
 
 
 def gauge(found: Ettr) -> str:
     """Return the effective training time as two meters: measured, and expected of a restart of everything."""
     everything = expected(_costs(found), TASK).ratio if found.outages else 1.0
-    lines = "".join(
-        f"<tr><th scope='row'>{label}</th>"
-        f"<td><meter min='0' max='1' value='{value:.4f}' aria-label='{label}'></meter></td><td>{value:.1%}</td></tr>"
-        for label, value in (
-            ("ETTR, roles restarted alone", found.ratio),
-            ("without credit for rollouts", found.ratio_strict),
-            ("expected of restarts of everything", everything),
-        )
+    lines = (
+        ("ETTR of this job", found.ratio),
+        ("without credit for rollouts", found.ratio_strict),
+        ("expected of restarts of everything", everything),
     )
-    return f"<table aria-label='Effective training time'>{lines}</table>"
+    meter = "<meter min='0' max='1' value='{:.4f}' aria-label='{}' style='width:260px;height:1.2em'></meter>"
+    rows = [[label, meter.format(value, label), f"{value:.1%}"] for label, value in lines]
+    return html_rows("Effective training time", [], rows)
 
 
 def _costs(found: Ettr) -> Cluster:

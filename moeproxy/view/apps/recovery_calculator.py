@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from moeproxy.recovery.calculator import STRATEGIES, Cluster, Expected, expected
+from moeproxy.view.apps.tables import html_rows
 from moeproxy.view.apps.ui import Status
 
 _WIDE = {"description_width": "230px"}
@@ -65,9 +66,9 @@ class Calculator:
     def draw(self) -> None:
         """Compute and show all strategies."""
         self.results = {name: expected(self.cluster, name) for name in STRATEGIES}
-        rows = "".join(_row(name, found) for name, found in self.results.items())
-        head = "<tr><th>after a fault</th><th>ETTR</th><th>without credit</th><th>seconds a step</th></tr>"
-        self.table.value = f"<table aria-label='Expected effective training time'>{head}{rows}</table>"
+        rows = [_row(name, found) for name, found in self.results.items()]
+        head = ["after a fault", "ETTR", "without credit", "seconds a step"]
+        self.table.value = html_rows("Expected effective training time", head, rows)
 
     def _set(self, cluster: Cluster) -> None:
         for name, control in self._sliders.items():
@@ -91,9 +92,6 @@ def _count(label: str, low: int, high: int) -> widgets.IntSlider:
     return widgets.IntSlider(value=low, min=low, max=high, description=label, style=_WIDE, layout=_LAYOUT)
 
 
-def _row(name: str, found: Expected) -> str:
-    wall = f"{found.wall:,.0f}" if math.isfinite(found.wall) else "never done"
-    return (
-        f"<tr><td>{html.escape(STRATEGIES[name])}</td><td>{found.ratio:.1%}</td>"
-        f"<td>{found.strict:.1%}</td><td>{wall}</td></tr>"
-    )
+def _row(name: str, found: Expected) -> list[str]:
+    wall = f"{found.wall:,.2f}" if math.isfinite(found.wall) else "never done"
+    return [html.escape(STRATEGIES[name]), f"{found.ratio:.1%}", f"{found.strict:.1%}", wall]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 
 import ipywidgets as widgets
 import pandas as pd
 
 _CELL = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;font-variant-numeric:tabular-nums"
 _HEAD = f"{_CELL};font-weight:600;border-bottom:1px solid currentColor;white-space:nowrap"
+_TABLE = "border-collapse:collapse;line-height:1.35;font-size:13px"
 
 
 def html_frame(frame: pd.DataFrame, caption: str, *, wrap: bool = True) -> str:
@@ -20,8 +22,26 @@ def html_frame(frame: pd.DataFrame, caption: str, *, wrap: bool = True) -> str:
         for row in frame.itertuples(index=False, name=None)
     )
     title = f"<caption style='text-align:left;font-weight:600;padding:2px 0'>{html.escape(caption)}</caption>"
-    style = "border-collapse:collapse;line-height:1.35;font-size:13px"
-    return f"<table style='{style}'>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<table style='{_TABLE}'>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def html_rows(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return cells of ready HTML as a table with a name; the first cell of a row is its header.
+
+    Args:
+        label: the table's name, for screen readers.
+        head: texts of the columns; empty: no line of headers.
+        rows: cells, escaped where they have to be.
+    """
+    titles = "".join(f"<th scope='col' style='{_HEAD}'>{html.escape(name)}</th>" for name in head)
+    lines = "".join(
+        f"<tr><th scope='row' style='{_CELL};font-weight:600'>{first}</th>"
+        + "".join(f"<td style='{_CELL}'>{cell}</td>" for cell in rest)
+        + "</tr>"
+        for first, *rest in rows
+    )
+    top = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    return f"<table aria-label='{html.escape(label, quote=True)}' style='{_TABLE}'>{top}<tbody>{lines}</tbody></table>"
 
 
 class LiveTable:

@@ -1,0 +1,127 @@
+"""The thread of a rank that copies its shard while training goes on, and pushes the copy into its neighbour's memory.
+
+A copy may be taken as long as nobody writes to the shard: from the end of an optimizer step until the next one. The
+forward and backward pass between them only read it, so training waits for the copy only when that is the slower.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from moeproxy.errors import RecoveryError
+from moeproxy.recovery import events as ev
+from moeproxy.recovery.checkpoints import Checkpoints
+from moeproxy.recovery.hotswap import shard_folder
+from moeproxy.recovery.packing import pack
+from moeproxy.recovery.shards import Memory, Shard
+from moeproxy.recovery.swap_member import SwapMember
+
+_PATIENCE_S = 60.0
+
+
+class Pusher:
+    """Copies and pushes, in a thread.
+
+    Args:
+        me: events, digests, mishaps.
+        memory: takes the copies.
+        shard: is copied.
+        group: whom to push over.
+        rank: of this process.
+        sizes: of every rank's shard: FSDP pads unevenly.
+    """
+
+    def __init__(self, me: SwapMember, memory: Memory, shard: Shard, group: Any, rank: int, sizes: list[int]) -> None:
+        self._me, self._memory, self._shard, self._group, self._rank = me, memory, shard, group, rank
+        self._right, self._left = (rank + 1) % len(sizes), (rank - 1) % len(sizes)
+        self._left_numel = sizes[self._left]
+        self._disk = Checkpoints(shard_folder(me.folder, rank))
+        self._queue: queue.Queue[int | None] = queue.Queue()
+        self._copied, self._pushed = threading.Event(), threading.Event()
+        self._copied.set()
+        self._pushed.set()
+        self._problem: BaseException | None = None
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name=f"pusher-{rank}", daemon=True)
+        self._thread.start()
+
+    def put(self, step: int) -> float:
+        """Have the shard copied and pushed as it is after a step; return the seconds that the caller had to wait.
+
+        It waits while the copy of the step before is still on its way, so that none is ever two steps late.
+        """
+        waited = self._wait(self._pushed)
+        self._copied.clear()
+        self._pushed.clear()
+        self._queue.put(step)
+        return waited
+
+    def copied(self) -> float:
+        """Wait until the shard may be written to again, and return the seconds that it took."""
+        return self._wait(self._copied)
+
+    def close(self) -> None:
+        """Let what is under way arrive, and end the thread."""
+        self._wait(self._pushed)
+        self.end()
+
+    def end(self) -> None:
+        """End the thread; what is under way is given up with the connections."""
+        self._over = True
+        self._queue.put(None)
+        self._thread.join(_PATIENCE_S)
+
+    def _wait(self, event: threading.Event) -> float:
+        began = time.monotonic()
+        event.wait()
+        if self._problem is not None:
+            raise RecoveryError(f"rank {self._rank} could not push its shard ({self._problem})")
+        return time.monotonic() - began
+
+    def _run(self) -> None:
+        try:
+            while (step := self._queue.get()) is not None and not self._over:
+                own = self._copy(step)
+                self._push(step, own)
+                self._pushed.set()
+                self._log(step, own)
+        except Exception as error:  # training hears of it with its next step
+            self._problem = error
+            self._copied.set()
+            self._pushed.set()
+
+    def _copy(self, step: int) -> torch.Tensor:
+        own = self._memory.room(self._shard.numel)
+        self._shard.copy_to(own)
+        self._memory.keep(self._memory.own, step, own)
+        self._copied.set()
+        return own
+
+    def _push(self, step: int, own: torch.Tensor) -> None:
+        arriving = self._memory.room(self._left_numel)
+        moves: list[Any] = [
+            dist.isend(own, self._right, group=self._group),
+            dist.irecv(arriving, self._left, group=self._group),
+        ]
+        self._me.suffer("publish", step)
+        for move in moves:
+            move.wait()
+        self._memory.keep(self._memory.peer, step, arriving)
+
+    def _log(self, step: int, own: torch.Tensor) -> None:
+        if self._me.plan.digests:
+            self._me.digest(step, self._shard.named(own, self._rank))
+        if step and step % self._me.plan.checkpoint_every == 0:
+            began, problem = time.monotonic(), ""
+            try:
+                self._disk.save(step, pack({"shard": own, "layout": self._shard.layout}))
+            except RecoveryError as error:  # no room: the job goes on, and memory still has it
+                problem = str(error)
+            # Training waited for none of it, or will say so as `blocked`.
+            self._me.say(ev.CHECKPOINT, step, seconds=0.0, took=time.monotonic() - began, problem=problem)

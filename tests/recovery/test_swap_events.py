@@ -1,0 +1,69 @@
+"""What a job with hot swap cost, from its events: recovery, lost steps, and snapshots beside training."""
+
+from __future__ import annotations
+
+import pytest
+
+from moeproxy.recovery.events import Event
+from moeproxy.recovery.hotswap import lost_steps, recoveries, snapshot_cost
+from moeproxy.recovery.timeline import attempts
+
+
+def _events(*lines: tuple[float, str, str, int]) -> list[Event]:
+    return [Event(t, "trainer", f"trainer-{member}", event, step) for t, member, event, step in lines]
+
+
+def test_recovery_ends_with_the_first_step_that_began_after_the_fault() -> None:
+    found = _events(
+        (0, "0", "step_begin", 5),
+        (0, "1", "step_begin", 5),
+        (1, "1", "fault", 5),
+        (2, "0", "step_commit", 5),  # with what the dead rank had sent
+        (3, "0", "step_begin", 6),  # broken off
+        (6, "2", "step_begin", 5),
+        (6, "0", "step_begin", 5),
+        (7, "2", "fault", 5),
+        (9, "0", "step_begin", 5),
+        (11, "0", "step_commit", 5),
+    )
+    assert recoveries(found) == (10.0, 4.0)
+    assert recoveries(found[:-1]) == ()
+    assert lost_steps(found, 2) == 0  # rank 1 never finished step 5
+
+
+def test_a_step_is_lost_when_all_had_finished_it() -> None:
+    both = _events((0, "0", "step_begin", 1), (1, "0", "step_commit", 1), (1, "1", "step_commit", 1))
+    again = _events((2, "1", "step_begin", 1), (3, "0", "step_begin", 1), (4, "0", "step_begin", 2))
+    assert lost_steps([*both, *again], 2) == 1
+    assert lost_steps([*both, *again], 3) == 0
+    late = _events((2, "2", "step_begin", 1))  # a rank that had no part in it
+    assert lost_steps([*both, *late], 2) == 0
+
+
+def test_the_cost_of_a_snapshot_is_that_of_the_step_beside_it() -> None:
+    def commit(step: int, seconds: float, beside: bool, member: str = "trainer-0") -> Event:
+        return Event(step, "trainer", member, "step_commit", step, {"seconds": seconds, "beside": beside})
+
+    drifting = [commit(step, 1.0 + 0.1 * step + 0.05 * (step % 2), bool(step % 2)) for step in range(9)]
+    assert snapshot_cost(drifting) == pytest.approx(0.05 / 1.4, abs=0.01)
+    steady = [commit(step, 2.0 + 0.1 * (step % 2), bool(step % 2)) for step in range(8)]
+    assert snapshot_cost(steady) == pytest.approx(0.05)
+    assert snapshot_cost([commit(step, 2.0, True) for step in range(4)]) is None
+    assert snapshot_cost([commit(0, 1.0, True), commit(1, 1.0, False, "trainer-1")]) is None  # of two ranks: no pair
+
+
+def test_ranks_that_train_together_make_one_try_of_a_step() -> None:
+    found = _events(
+        (0, "0", "step_begin", 1),
+        (0.5, "1", "step_begin", 1),
+        (2, "1", "step_commit", 1),
+        (2.5, "1", "step_begin", 2),
+        (3, "0", "step_commit", 1),
+        (3, "0", "step_begin", 2),
+        (4, "1", "fault", 2),
+        (6, "2", "step_begin", 2),
+        (6, "0", "step_begin", 2),
+        (8, "0", "step_commit", 2),
+    )
+    tries = [(item.step, item.begin, item.end, item.kept) for item in attempts(found)]
+    assert tries == [(1, 0, 2, True), (2, 2.5, 4, False), (2, 6, 8, True)]
