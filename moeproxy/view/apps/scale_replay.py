@@ -144,9 +144,9 @@ def _equal(found: object, real: object) -> str:
 
 def _times(time: StepTime) -> dict[str, object]:
     return {
-        "computing alone, s": span(time.compute, 2),
-        "communication as recorded, s": span(time.communication, 2),
+        "computing, s": span(time.compute, 2),
+        "communication, s": span(time.communication, 2),
         "together, s": span(time.total, 2),
-        "the real steps took, s": span(time.measured, 2) if time.measured else "",
+        "real steps, s": span(time.measured, 2) if time.measured else "",
         "machine": time.machine,
     }
