@@ -52,6 +52,9 @@ def test_what_differs_is_said_and_seconds_are_ranges(tmp_path: Path) -> None:
     assert table["together, s"][0] == "0.75 to 1.2"
     assert table["real steps, s"][0] == "1 to 1.5"
     assert table["machine"][0] == "a box"
+    short = replay.replayed_table(replace(recording, steps=2), found)
+    assert short["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
+    assert "need 3 steps" in short["seconds"][0]
 
 
 def test_a_given_recording_is_not_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
