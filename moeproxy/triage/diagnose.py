@@ -215,11 +215,12 @@ def diagnose(
         return Diagnosis(detection, (), True, float("nan"), known.farthest, wrong, len(known.fault_N))
     distance = known.per_feature(features_F)
     causes = rank(known, mark, detection, catalogue or load_catalogue())
-    unknown = distance > known.farthest or not _stands_out(causes[0])
+    unknown = distance > known.farthest or not stands_out(causes[0])
     return Diagnosis(detection, causes, unknown, distance, known.farthest, wrong, len(known.fault_N))
 
 
-def _stands_out(cause: Cause) -> bool:
+def stands_out(cause: Cause) -> bool:
+    """Return whether a first cause is likely enough, and explains something, so that it is named."""
     return cause.confidence >= LEAST and bool(cause.supports or cause.explains)
 
 

@@ -25,11 +25,12 @@ import pandas as pd
 from moeproxy.errors import ComparisonError, MoeproxyError
 from moeproxy.files import atomic_file
 from moeproxy.traces.pack import REGISTRY, load_bench
-from moeproxy.traces.trace import load_dir
+from moeproxy.traces.trace import Trace, load_dir
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.baselines import baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
 from moeproxy.triage.detection_scores import detection_scores
+from moeproxy.triage.evaluate_logged import as_logged
 from moeproxy.triage.evaluate_page import page
 from moeproxy.triage.evaluate_reproduce import reproduction_scores
 from moeproxy.triage.learn import Fits, Run, learn_alone, learn_beside, learn_priors, references, runs_of
@@ -176,8 +177,9 @@ def unknown_scores(library: Library, level: str) -> dict[str, float]:
     }
 
 
-def evaluate(runs: Sequence[Run]) -> dict[str, object]:
+def evaluate(traces: Sequence[Trace]) -> dict[str, object]:
     """Score both ways of judging on recorded runs."""
+    runs, libraries = runs_of(traces), dict[str, Library]()
     levels = [level for level in ("clear", "subtle") if any(run.level == level for run in runs)]
     parts = ("detection", "diagnosis", "unknown", "reproduction")
     result: dict[str, Any] = {"runs": len(runs), **{part: [] for part in parts}}
@@ -185,6 +187,7 @@ def evaluate(runs: Sequence[Run]) -> dict[str, object]:
         table = pd.DataFrame([asdict(one) for one in judgements(runs, mode)])
         result["detection"] += _detection_rows(table, mode, levels)
         library = learn_beside(runs) if mode == BESIDE else learn_alone(runs, learn_priors(runs))
+        libraries[mode] = library
         for level in levels:
             rows = diagnosis_scores(library, level)
             result["diagnosis"] += [{"mode": mode, "method": "this", **row} for row in rows]
@@ -194,6 +197,7 @@ def evaluate(runs: Sequence[Run]) -> dict[str, object]:
         if mode == BESIDE:
             result["reproduction"] = reproduction_scores(runs, library)
     result["detection"] += baseline_detectors(runs, levels)
+    result["as_logged"] = as_logged(traces, libraries)
     return result
 
 
@@ -251,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_page(options.out)
         else:
             traces = load_bench(options.bench) if (options.bench / REGISTRY).is_file() else load_dir(options.bench)
-            save(evaluate(runs_of(traces)), options.out)
+            save(evaluate(traces), options.out)
     except MoeproxyError as error:
         sys.stderr.write(f"moeproxy: {error}\n")
         return 1
