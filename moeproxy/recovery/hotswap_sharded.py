@@ -115,15 +115,15 @@ class Rank:
             self.me.say(ev.STEP_BEGIN, step, rank=rank)
             loss = self.me.loss(model, step, rank)
             loss.backward()
+            blocked = pusher.arrived()
             mishap = self.me.suffer("update", step)
             if mishap and mishap.kind in NETWORK:
                 fail(self.me.folder, self.iteration, rank, mishap.kind)
-            blocked = pusher.copied()
             optimizer.step()
             optimizer.zero_grad()
             due = step % plan.snapshot_every == 0 or step % plan.checkpoint_every == 0
             if due:
-                blocked += pusher.put(step)
+                pusher.put(step)
             self.step = max(self.step, step)
             # `beside`: the step after a snapshot is the one beside which it is copied and pushed, and so pays for it.
             took = time.monotonic() - began
