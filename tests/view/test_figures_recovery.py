@@ -60,7 +60,7 @@ def test_the_figure_has_the_signal_the_outage_and_words() -> None:
     assert list(up.y) == ["trainer", "rollout-0"]
     for bar, begin, length in ((detect, 5.0, 1.0), (restart, 6.0, 1.0), (reconnect, 7.0, 1.0)):
         assert (list(bar.y), list(bar.base), list(bar.x)) == (["trainer"], [begin], [length])
-    assert "1 outages of 2 members, the longest of trainer with 3.0 seconds" in describe(figure)
+    assert "1 outage of 2 members, the longest of trainer with 3.0 seconds" in describe(figure)
     assert data_table(figure).to_dict("records")[0]["restart (s)"] == 1.0
     assert "0 outages" in describe(job_figure([]))
     assert outage_table([]).empty
