@@ -214,7 +214,7 @@ def _check_no_words(options: Namespace) -> None:
 
 
 def _reported(options: Namespace, reading: dict[str, Any]) -> tuple[list[LogVerdict], Path]:
-    """Judge the runs of a log and write the report; the verdicts are those of the runs as their log ends."""
+    """Judge the runs of a log and write the report."""
     from moeproxy.triage.logs import verdict_of
     from moeproxy.view.actions import read_actions
     from moeproxy.view.gather import Words, postmortem
@@ -226,8 +226,7 @@ def _reported(options: Namespace, reading: dict[str, Any]) -> tuple[list[LogVerd
     words = Words(options.title, options.authors, notes, actions)
     found = postmortem(options.log, options.healthy, words=words, results=options.results, **reading)
     page = write_document(compose(found), options.report, images=options.images)
-    last = [(one, one.judgements[-1].diagnosis if one.judgements else None) for one in found.incidents]
-    return [verdict_of(one.name, one.run, diagnosis) for one, diagnosis in last], page
+    return [verdict_of(options.log, one.name, one.run, one.judgements) for one in found.incidents], page
 
 
 def _read_notes(path: Path) -> str:

@@ -17,8 +17,7 @@ class Device:
 
     Args:
         name: key of `DEVICES`.
-        memory_gib: memory in GiB, as the driver reports it where that is known; otherwise as it is sold, since the
-            "GB" of data sheets are GiB within two per cent (an H100 of 80 GB reports 79.6 GiB).
+        memory_gib: memory in GiB, as the driver reports it (an H100 of 80 GB has 79.6); for the 910C as it is sold.
         bf16_tflops: dense peak in TFLOP/s.
         memory_tb_s: memory bandwidth in TB/s.
         link_gb_s: one way to devices of the same node, GB/s.
@@ -37,7 +36,30 @@ class Device:
     source: str
 
 
-_NETWORK = "network: one 400 Gb/s port a device, as in DGX H100 nodes"
+def _said(*, memory: str, bf16: str, rate: str, link: str, network: str) -> str:
+    """Return where each figure comes from, those of one source together; nothing can be left out."""
+    figures: dict[str, list[str]] = {}
+    for name, source in {
+        "memory": memory,
+        "bf16": bf16,
+        "memory's rate": rate,
+        "link": link,
+        "network": network,
+    }.items():
+        figures.setdefault(source, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {source}" for source, names in figures.items())
+
+
+UNVERIFIED = "UNVERIFIED"
+_A100, _H100 = "NVIDIA A100 data sheet, SXM", "NVIDIA H100 data sheet, SXM, the sparse rate halved"
+_OPEN_INSTRUCT = "github.com/allenai/open-instruct/pull/1441"
+_MLPERF = "MLPerf Inference v4.1, NVIDIA's system H200-SXM-141GBx8"
+_INFERSIM = "github.com/alibaba/InferSim, hardware/gpu.py"
+_VERL = "github.com/volcengine/verl, verl/utils/flops_counter.py"
+_MEASURED = "github.com/zzc0721/torch-performance-test-data/issues"
+_CLOUDMATRIX = "arXiv 2506.12708"
+_HALF = f"half a package of two dies, {_CLOUDMATRIX}"
+_LIKE_910C = f"{UNVERIFIED}, taken from a die of the 910C"
 DEVICES: dict[str, Device] = {
     one.name: one
     for one in (
@@ -49,8 +71,13 @@ DEVICES: dict[str, Device] = {
             300,
             25,
             8,
-            "NVIDIA A100 data sheet (SXM); network: one 200 Gb/s port a device, as in DGX A100; memory: the driver's "
-            "81,920 MiB (github.com/modal-labs/modal-client/pull/2797)",
+            _said(
+                memory="the driver's 81,920 MiB (github.com/modal-labs/modal-client/pull/2797)",
+                bf16=_A100,
+                rate=_A100,
+                link=_A100,
+                network="one 200 Gb/s port a device, DGX A100 data sheet",
+            ),
         ),
         Device(
             "H100",
@@ -60,39 +87,61 @@ DEVICES: dict[str, Device] = {
             450,
             50,
             8,
-            f"NVIDIA H100 data sheet (SXM; the sparse 1,979 halved); {_NETWORK}; memory: the driver's 81,559 MiB "
-            "(github.com/NVIDIA/nccl/issues/1264)",
+            _said(
+                memory="the driver's 81,559 MiB (github.com/NVIDIA/nccl/issues/1264)",
+                bf16=_H100,
+                rate=_H100,
+                link=_H100,
+                network="one 400 Gb/s port a device, DGX H100 data sheet",
+            ),
         ),
         Device(
             "H200",
-            139,
+            140.4,
             989,
             4.8,
             450,
             50,
             8,
-            f"NVIDIA H200 data sheet (SXM, 141 GB); {_NETWORK}; memory: what a program sees of one, rounded down",
+            _said(
+                memory="the driver's 143,771 MiB (github.com/NVIDIA/cuda-samples/issues/311)",
+                bf16=_OPEN_INSTRUCT,
+                rate=_OPEN_INSTRUCT,
+                link=_MLPERF,
+                network=_MLPERF,
+            ),
         ),
         Device(
             "H20",
-            96,
+            95.6,
             148,
             4.0,
             450,
             50,
             8,
-            "published by vendors and in github.com/alibaba/InferSim, hardware/gpu.py; no public NVIDIA data sheet",
+            _said(
+                memory="the driver's 97,871 MiB (github.com/NVIDIA/nvtrust/issues/128)",
+                bf16=f"{_INFERSIM}; 142 measured ({_MEASURED}/77)",
+                rate="willitrunai.com/es/gpus/h20-96gb; no public NVIDIA data sheet",
+                link=_INFERSIM,
+                network=_INFERSIM,
+            ),
         ),
         Device(
             "Ascend-910B",
             64,
-            376,
+            354,
             1.6,
             196,
             25,
             8,
-            "taken as one die of the 910C, which packages two (arXiv 2506.12708); variants from 280 to 400 TFLOP/s and "
-            "0.4 to 1.6 TB/s are reported, so rates are uncertain; memory 64 GB",
+            _said(
+                memory="the driver's 65,536 MiB (github.com/Project-HAMi/HAMi-WebUI/issues/47)",
+                bf16=f"{_VERL}; 315 measured on a 910B2 ({_MEASURED}/109)",
+                rate=_LIKE_910C,
+                link=_LIKE_910C,
+                network=_LIKE_910C,
+            ),
         ),
         Device(
             "Ascend-910C-die",
@@ -102,11 +151,21 @@ DEVICES: dict[str, Device] = {
             196,
             25,
             16,
-            "arXiv 2506.12708: a package has two dies with 752 TFLOP/s, 128 GB and 3.2 TB/s; frameworks count dies",
+            _said(memory=_HALF, bf16=_HALF, rate=_HALF, link=_HALF, network=_HALF),
         ),
-        Device("Ascend-910C", 128, 752, 3.2, 392, 50, 8, "arXiv 2506.12708, a package of two dies"),
+        Device(
+            "Ascend-910C",
+            128,
+            752,
+            3.2,
+            392,
+            50,
+            8,
+            _said(memory=_CLOUDMATRIX, bf16=_CLOUDMATRIX, rate=_CLOUDMATRIX, link=_CLOUDMATRIX, network=_CLOUDMATRIX),
+        ),
     )
 }
+"""Devices by name; `source` says UNVERIFIED of a figure that no public source gives."""
 
 
 def device(name: str) -> Device:

@@ -127,9 +127,16 @@ def binding(plan: Plan) -> str:
 
 
 def _too_large(plan: Plan | None, layout: RLLayout, kind: Device) -> TooLarge:
-    why = binding(plan) if plan else f"no number of devices up to {MOST} suits the layout"
+    if plan is None:
+        return TooLarge(
+            f"no number of devices up to {MOST} suits the layout",
+            expected=f"multiples of tp {layout.tp} and of {layout.rollout_devices} devices a rollout instance among "
+            f"those that steps={layout.steps!r} tries",
+            remedy="choose steps='any', or sizes that are powers of two",
+        )
     return TooLarge(
-        f"the job does not fit on {MOST} x {kind.name}: {why}; {plan.room / 2**30 if plan else 0:.1f} GiB are usable",
+        f"the job does not fit on {plan.devices} x {kind.name}: {binding(plan)}; "
+        f"{plan.room / 2**30:.1f} GiB are usable",
         expected="a number of devices among which the state can be spread",
         remedy="shorten sequences, recompute activations, raise tp, ep or rollout_devices, offload, or choose another "
         "device",

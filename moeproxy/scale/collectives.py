@@ -35,6 +35,7 @@ class Collective:
         group: ranks that take part.
         nbytes: bytes of the larger side (what is gathered, or what is reduced).
         phase, module: where in the step.
+        live: bytes of all tensors while it runs.
     """
 
     op: str
@@ -42,6 +43,12 @@ class Collective:
     nbytes: int
     phase: str
     module: str = ""
+    live: int = 0
+
+    @property
+    def gloo_copy(self) -> int:
+        """Bytes that gloo takes beside tensors: it gathers and reduces in a copy of the whole buffer (torch 2.13)."""
+        return self.nbytes if self.op in ("all_gather", "reduce_scatter") and self.group > 1 else 0
 
 
 def seen(name: str, namespace: str, args: Any, result: Any, phase: str, module: str) -> Collective | None:

@@ -72,11 +72,18 @@ def emulate(
         )
     if recording is not None:
         return _replayed(program, layout, recording, cancel, timeout)
+    _at_least_one(repeats=repeats)
     source = routing or Routing.balanced(program.n_experts)
     check_routing(source, program, layout)
     request = {"program": program.to_dict(), "layout": layout, "routing": source.to_dict(), "level": level}
     request |= {"repeats": repeats}
     return call("emulate", [request], cancel=cancel, timeout=timeout)[0]
+
+
+def _at_least_one(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ScaleError(f"{name} is {number}", expected="at least 1")
 
 
 def check_routing(routing: Routing, program: GRPOProgram, layout: Layout) -> None:
@@ -122,6 +129,7 @@ def run_real(
             of other threads.
         cancel, timeout: as in `emulate`.
     """
+    _at_least_one(steps=steps, repeats=repeats)
     found = _ranks(program, Layout(world, ep), steps, repeats, None, cancel, timeout)
     return [(result, _routing(program, notes, result.rank)) for result, notes in found]
 
@@ -147,6 +155,7 @@ def record(
     Raises:
         ScaleError: `path` exists, or a rank failed.
     """
+    _at_least_one(steps=steps)
     if Path(path).exists():
         raise ScaleError("exists already", where=path, remedy="remove it or choose another path")
     with atomic_dir(path) as folder:

@@ -72,8 +72,9 @@ class Emulation:
         phase_P: phase of each point.
         traffic: collectives, equal ones together.
         flops: floating-point operations by phase (`moeproxy.scale.flops` says what counts).
-        scratch_bytes: memory that a communication backend takes beside tensors: for gloo the largest buffer of an
+        scratch_bytes: most memory that a communication backend takes beside tensors: for gloo the largest buffer of an
             all-gather or reduce-scatter once more (measured); for NCCL not known.
+        whole_bytes: the peak with that memory counted while a collective runs, by backend; None where not known.
         allocator_bytes: peak by torch's own allocator events of real steps, smallest first; empty for "fake".
         seconds: wall time of real steps; empty for "fake".
         losses, logprobs, weights: loss and mean log-prob of each step and SHA-256 of the final weights, where a run was
@@ -99,6 +100,7 @@ class Emulation:
     traffic: tuple[Traffic, ...]
     flops: Mapping[str, int]
     scratch_bytes: Mapping[str, int | None]
+    whole_bytes: Mapping[str, int | None] = field(default_factory=dict)
     allocator_bytes: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
@@ -157,6 +159,7 @@ class Emulation:
             ("routing", self.routing),
             ("collectives", f"{sum(t.count for t in self.traffic)}, {gib(self.communicated)}"),
             *((f"scratch of {name}, apart", gib(size)) for name, size in self.scratch_bytes.items()),
+            *((f"peak with {name}'s scratch", gib(size)) for name, size in self.whole_bytes.items()),
         ]
         cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
         head = html.escape(f"rank {self.rank} of {self.world}, ep {self.ep}, {self.level}")
@@ -186,13 +189,21 @@ def gathered(collectives: list[Collective]) -> tuple[Traffic, ...]:
 
 
 def scratch(collectives: list[Collective]) -> dict[str, int | None]:
-    """Return what backends take for themselves, as far as it was measured.
+    """Return the most that backends take for themselves at a time, as far as it was measured.
 
-    gloo copies the whole buffer of an all-gather or reduce-scatter (1.0 x, measured with torch 2.13). NCCL's channel
-    buffers depend on topology and version and are not in torch's allocator.
+    NCCL's channel buffers depend on topology and version and are not in torch's allocator.
     """
-    big = [one.nbytes for one in collectives if one.op in ("all_gather", "reduce_scatter") and one.group > 1]
-    return {"gloo": max(big, default=0), "nccl": None}
+    return {"gloo": max((one.gloo_copy for one in collectives), default=0), "nccl": None}
+
+
+def whole(collectives: list[Collective], peak: int) -> dict[str, int | None]:
+    """Return the peak of tensors and of what backends take for themselves, together at every moment.
+
+    Args:
+        collectives: of the step, with what was alive meanwhile.
+        peak: bytes of tensors alone.
+    """
+    return {"gloo": max([peak, *(one.live + one.gloo_copy for one in collectives)]), "nccl": None}
 
 
 def _plain(value: Any) -> Any:

@@ -110,42 +110,55 @@ def _built(config: str) -> ModelShape:
 def ways_to_fit(program: GRPOProgram, layout: Layout, load: float, room: float) -> list[str]:
     """Return single changes with which the rank fits into `room` bytes, each with what it would then take.
 
+    Of every kind of change only the smallest that is enough.
+
     Args:
         program: the update step that does not fit.
         layout: world, expert parallelism and rank.
         load: rows that the rank gets over the mean.
         room: bytes that a device offers.
     """
-    found = []
-    for words, changed, world, ep, rows in _changes(program, layout, load):
-        try:
-            taken = estimate(changed, world, ep, rows).peak_bytes
-        except ScaleError:  # that one cannot be divided so
+    found: dict[str, str] = {}
+    for kind, words, changed, world, ep, rows in _changes(program, layout, load):
+        if kind in found:
             continue
-        if taken <= room:
-            found.append(f"{words} ({gib(round(taken))})")
-    return found
+        with suppress(ScaleError):  # that one cannot be divided so
+            taken = estimate(changed, world, ep, rows).peak_bytes
+            if taken <= room:
+                found[kind] = f"{words} ({gib(round(taken))})"
+    return list(found.values())
 
 
-def _changes(program: GRPOProgram, layout: Layout, load: float) -> Iterator[tuple[str, GRPOProgram, int, int, float]]:
-    """Yield (in words, program, world, ep, load) of one change at a time, each kind in small steps away."""
+_Change = tuple[str, str, GRPOProgram, int, int, float]
+
+
+def _changes(program: GRPOProgram, layout: Layout, load: float) -> Iterator[_Change]:
+    """Yield (kind, in words, program, world, ep, load) of one change at a time, each kind in small steps away."""
     world, ep = layout.world, layout.ep
     if not program.checkpointing:
-        yield "recompute activations", replace(program, checkpointing=True), world, ep, load
+        yield "recompute", "recompute activations", replace(program, checkpointing=True), world, ep, load
     if load > 1:
-        yield "balance the routing", program, world, ep, 1.0
-    if program.sequences > 1:
-        yield "one sequence a micro-batch", replace(program, sequences=1), world, ep, load
-    for shrunk in (2, 4, 8):
-        if program.tokens >= 256 * shrunk:
-            prompt, completion = max(program.prompt // shrunk, 1), max(program.completion // shrunk, 1)
-            shorter = replace(program, prompt=prompt, completion=completion)
-            yield f"{shorter.tokens:,} tokens a sequence", shorter, world, ep, load
+        yield "balance", "balance the routing", program, world, ep, 1.0
+    for sequences in _halves(program.sequences, 1):
+        words = f"{sequences:,} sequence{'s' if sequences > 1 else ''} a micro-batch"
+        yield "batch", words, replace(program, sequences=sequences), world, ep, load
+    for tokens in _halves(program.tokens, 128):
+        prompt = max(program.prompt * tokens // program.tokens, 1)
+        shorter = replace(program, prompt=prompt, completion=tokens - prompt)
+        yield "tokens", f"{tokens:,} tokens a sequence", shorter, world, ep, load
     for more in divisors(world):
         if more > ep and program.n_experts % more == 0:
-            yield f"ep {more}", program, world, more, load
-    for times in (2, 4, 8):
-        yield f"{world * times:,} ranks", program, world * times, ep, load
+            yield "ep", f"ep {more}", program, world, more, load
+    for times in range(1, 11):
+        yield "more", f"{world << times:,} ranks", program, world << times, ep, load
+    for fewer in _halves(world, 2):  # among more ranks than experts, whole weights grow with the world
+        yield "fewer", f"{fewer:,} ranks", program, fewer, ep, load
     smaller = [count for count in program.possible_counts if count < program.n_experts and count % ep == 0]
     for count in sorted({smaller[len(smaller) * part // 4] for part in (1, 2, 3)} if smaller else (), reverse=True):
-        yield f"a proxy of {count} experts", program.pruned(count), world, ep, load
+        yield "proxy", f"a proxy of {count} experts", program.pruned(count), world, ep, load
+
+
+def _halves(number: int, least: int) -> Iterator[int]:
+    while number // 2 >= least:
+        number //= 2
+        yield number

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from moeproxy.errors import ScaleError
+
+_MOST = 16
+"""Possible sizes that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,10 @@ class Layout:
 
 def divisors(number: int) -> list[int]:
     """Return all divisors in ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers))
+    more = f" and {len(numbers) - _MOST} larger ones" if len(numbers) > _MOST else ""
+    return ", ".join(map(str, numbers[:_MOST])) + more

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -136,6 +136,7 @@ class Meter(TorchDispatchMode):
     def _after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         if func is torch.ops.aten.split.Tensor and self._is_scratch(args[0]):
             return
+        known = len(self.course.collectives)
         born = _OPTIMIZER if self.course.phases[-1] == "optimizer" else _ACTIVATIONS
         if func.namespace in COMMUNICATES:
             born = _COMMUNICATION
@@ -146,6 +147,8 @@ class Meter(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf, born)
+        for place in range(known, len(self.course.collectives)):  # only now all that it returns is counted
+            self.course.collectives[place] = replace(self.course.collectives[place], live=self._total)
 
     def _is_scratch(self, tensor: torch.Tensor) -> bool:
         """Whether this is gloo's own copy of the buffer that it has just reduced.

@@ -57,7 +57,7 @@ def call(
         try:
             for number, request in enumerate(requests):
                 running.append(_start(task, request, Path(folder) / str(number)))
-            return _results(running, cancel, time.monotonic() + timeout if timeout else None)
+            return _results(running, cancel, None if timeout is None else time.monotonic() + timeout)
         finally:
             for one in running:
                 one.process.terminate()

@@ -68,6 +68,17 @@ class GRPOProgram:
                 f"the config of {self.family.model_type} says no number of experts",
                 expected=f"one of the keys {', '.join(self.family.count_keys)}",
             )
+        if not isinstance(lookup(self.config, self._layer_key()), int):
+            raise ScaleError(
+                f"the config of {self.family.model_type} says no number of layers",
+                expected=f"one of the keys {', '.join(self.family.layer_keys)}",
+            )
+        chosen = lookup(self.config, self.family.top_k_key)
+        if not isinstance(chosen, int) or not 1 <= chosen <= self.n_experts:
+            raise ScaleError(
+                f"{self.family.top_k_key} is {chosen!r}: each token goes to so many experts",
+                expected=f"1 to {self.n_experts}, the experts of a layer",
+            )
 
     @property
     def family(self) -> Family:

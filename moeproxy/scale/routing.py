@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from moeproxy.errors import ScaleError
 from moeproxy.experts.statistics import ExpertProfile
-from moeproxy.scale.layout import Layout
+from moeproxy.scale.layout import Layout, divisors
 from moeproxy.scale.rounding import integers
 from moeproxy.traces.trace import Trace
 
@@ -42,6 +42,10 @@ class Routing:
     exact: tuple[tuple[Counts, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        if not self.share_LE.size:
+            raise ScaleError(
+                f"routing shares of {self.source} of shape {self.share_LE.shape}", expected="(layers, experts)"
+            )
         sums = self.share_LE.sum(axis=1)
         if not np.isfinite(sums).all() or (self.share_LE < 0).any() or not np.allclose(sums, 1.0):
             raise ScaleError(
@@ -69,9 +73,15 @@ class Routing:
             ep: ranks over which experts are spread.
             ep_rank: the one that gets more (or, below 1, less).
         """
-        if n_experts % ep or not 0 <= ep_rank < ep:
-            raise ScaleError(f"{n_experts} experts over {ep} ranks, the rank {ep_rank} skewed")
-        if not 0 <= factor <= ep or (ep == 1 and factor != 1):
+        _check_spread(n_experts, ep)
+        if not 0 <= ep_rank < ep:
+            raise ScaleError(f"a skew of expert-parallel rank {ep_rank}", expected=f"0 to {ep - 1}")
+        if ep == 1 and factor != 1:
+            raise ScaleError(
+                f"a skew of {factor:g} without expert parallelism",
+                expected="ep of at least 2: otherwise a rank has all experts and its own tokens only",
+            )
+        if not 0 <= factor <= ep:
             raise ScaleError(f"a skew of {factor:g}", expected=f"0 to {ep}, the number of expert-parallel ranks")
         local = n_experts // ep
         share_E = np.full(n_experts, (1 - factor / ep) / max(n_experts - local, 1))
@@ -154,13 +164,12 @@ class Routing:
         Raises:
             ScaleError: the experts cannot be spread so, or an expert would get more than every token.
         """
-        if self.n_experts % ep:
-            raise ScaleError(f"routing of {self.n_experts} experts over {ep} ranks", expected="a divisor")
+        _check_spread(self.n_experts, ep)
         if (most := self.share_LE.max() * top_k) > 1 + 1e-9:
             raise ScaleError(
                 f"the busiest expert would get {most:.2f} x every token",
                 expected="at most each token once",
-                remedy=f"lower the skew (at most {self.n_experts / top_k:g} with {top_k} experts a token)",
+                remedy=f"lower the skew (at most {self.n_experts / top_k:g} x the mean with {top_k} experts a token)",
             )
         return self.share_LE.reshape(len(self.share_LE), ep, -1).sum(axis=2)
 
@@ -173,6 +182,14 @@ class Routing:
         """Return the routing that `to_dict` wrote."""
         exact = tuple(tuple((list(s), list(r)) for s, r in calls) for calls in stored["exact"])
         return cls(stored["source"], np.array(stored["share_LE"], float), exact)
+
+
+def _check_spread(n_experts: int, ep: int) -> None:
+    if ep < 1 or n_experts % ep:
+        raise ScaleError(
+            f"{n_experts} experts cannot be spread evenly over {ep} ranks",
+            expected=f"one of {', '.join(map(str, divisors(n_experts)))}",
+        )
 
 
 def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointing: bool = False) -> int:

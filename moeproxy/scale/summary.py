@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from moeproxy.scale.emulation import CATEGORIES, Holder, gathered, scratch
+from moeproxy.scale.emulation import CATEGORIES, Holder, gathered, scratch, whole
 from moeproxy.scale.meter import Course
 
 _POINTS = 400
@@ -34,6 +34,7 @@ def summarised(course: Course) -> dict[str, Any]:
         "traffic": gathered(course.collectives),
         "flops": dict(course.flops),
         "scratch_bytes": scratch(course.collectives),
+        "whole_bytes": whole(course.collectives, course.peak),
     }
 
 

@@ -47,8 +47,8 @@ class StepTime:
         return max(self.compute[0], self.communication[0]), self.compute[1] + self.communication[1]
 
     def __repr__(self) -> str:
-        real = f", measured {_span(self.measured)}" if self.measured else ""
-        return f"StepTime({_span(self.total)} on {self.machine}{real}; {self.basis})"
+        real = f", measured {span(self.measured)} s" if self.measured else ""
+        return f"StepTime({span(self.total)} s on {self.machine}{real}; {self.basis})"
 
 
 def recorded_time(recording: Recording, alone: Emulation) -> StepTime:
@@ -135,5 +135,6 @@ def _range(values: Iterable[float]) -> Range:
     return min(found), max(found)
 
 
-def _span(given: Range) -> str:
-    return f"{given[0]:.3g} to {given[1]:.3g} s"
+def span(given: Range, digits: int = 3) -> str:
+    """Return a range in words, without a unit."""
+    return f"{given[0]:.{digits}g} to {given[1]:.{digits}g}"

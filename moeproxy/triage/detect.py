@@ -83,7 +83,7 @@ class Detection:
         judged = f"{what} over {self.n_steps} steps, judged {self.mode}, by {by}"
         level = f"strength {times(self.strength)}, healthy runs stay below {times(self.threshold)}"
         if self.verdict == ALARM and not self.strength > self.threshold:
-            level = f"values are not finite ({level})"
+            level = f"values are not finite, which is an alarm by itself (the finite ones have {level})"
         if self.verdict == HEALTHY:
             return f"No alarm: {judged}; {level}."
         return f"The run departs from step {self.onset} on: {judged}; {level}."

@@ -8,32 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import TraceError
+from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
-from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.diagnose import Diagnosis
 from moeproxy.triage.restarts import restarts, slowdown
 
 EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
 """Exit codes for scripts, by verdict."""
+LEARNED = (
+    "an example that comes with moeproxy, with the numbers of a recorded run that the diagnosis has learned from: of "
+    "a new run it would be less sure"
+)
 
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """One run of a log with its diagnosis, or why there is none.
+    """One run of a log with the diagnoses of its attempts, or why there is none.
 
     Args:
         name: of the run.
-        diagnosis: None when the log holds no metric.
+        attempts: what stood in the log before each resume, and the run as its log ends; empty without a metric.
         contents: what the log holds then.
         notes: what the reader of the log found odd.
     """
 
     name: str
-    diagnosis: Diagnosis | None
+    attempts: tuple[JudgedAttempt, ...]
     contents: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Of the first attempt that departs, else of the last; None for a log without a metric."""
+        return leading(self.attempts).diagnosis if self.attempts else None
 
     @property
     def verdict(self) -> str:
@@ -42,17 +53,22 @@ class LogVerdict:
 
     def text(self) -> str:
         """Return the verdict for people."""
-        if self.diagnosis is None:
+        if not self.attempts:
             return f"{self.name}: could not judge: no metric; it contains {self.contents}"
-        detection = self.diagnosis.detection
-        notes = [f"log: {note}" for note in self.notes]
-        said = [*self.diagnosis.sentences, *(f"seen: {line}" for line in detection.sentences[1:]), *notes]
-        return "\n".join([f"{self.name}: {detection.sentences[0]}", *(f"  {line}" for line in said)])
+        said = [line for judged in self.attempts for line in self._said(judged)]
+        return "\n".join([*said, *(f"  log: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values."""
         found = None if self.diagnosis is None else self.diagnosis.to_dict()
-        return {"run": self.name, "verdict": self.verdict, "contents": self.contents, "diagnosis": found}
+        told = {"run": self.name, "verdict": self.verdict, "contents": self.contents, "diagnosis": found}
+        return {**told, "attempts": [_told(judged) for judged in self.attempts], "notes": list(self.notes)}
+
+    def _said(self, judged: JudgedAttempt) -> list[str]:
+        detection = judged.diagnosis.detection
+        steps = f", {judged.label} (steps {judged.steps[0]} to {judged.steps[1]})" if judged.label else ""
+        rest = [*judged.diagnosis.sentences, *(f"seen: {line}" for line in detection.sentences[1:])]
+        return [f"{self.name}{steps}: {detection.sentences[0]}", *(f"  {line}" for line in rest)]
 
 
 def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:
@@ -77,7 +93,12 @@ def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[
         MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
     """
     good = [run for one in dict.fromkeys(healthy) for _, run in runs_in(one)]
-    return [_judge(name, run, good) for name, run in runs_in(path, **reading)]
+    return [_judge(path, name, run, good) for name, run in runs_in(path, **reading)]
+
+
+def example_notes(path: Path) -> tuple[str, ...]:
+    """Return what a reader of the verdict on an example log must know; nothing for other logs."""
+    return (LEARNED,) if path.resolve().parent == (data_dir() / "logs").resolve() else ()
 
 
 def exit_code(judged: Sequence[LogVerdict]) -> int:
@@ -86,15 +107,14 @@ def exit_code(judged: Sequence[LogVerdict]) -> int:
     return 1 if 1 in codes else max(codes, default=2)
 
 
-def verdict_of(name: str, run: Trace | LogTrace, diagnosis: Diagnosis | None) -> LogVerdict:
-    """Return the verdict on a run, with what its log says beside the metrics; no diagnosis where it has none."""
+def verdict_of(path: Path, name: str, run: Trace | LogTrace, judged: tuple[JudgedAttempt, ...]) -> LogVerdict:
+    """Return the verdict on a run of a log, with what it says beside the metrics; no attempts where it has none."""
     if isinstance(run, Trace):
-        return LogVerdict(name, diagnosis, notes=_machines(run))
-    if diagnosis is None:
-        return LogVerdict(name, None, run.contents)
-    resumed = [f"{resume}; what it replaced is not judged" for resume in run.info.resumes]
-    notes = (*run.info.notes, *resumed, *_machines(run), *map(str, run.info.findings))
-    return LogVerdict(name, diagnosis, notes=notes)
+        return LogVerdict(name, judged, notes=(*_machines(run), *example_notes(path)))
+    if not judged:
+        return LogVerdict(name, (), run.contents)
+    read = (*run.info.notes, *map(str, run.info.resumes), *_machines(run), *map(str, run.info.findings))
+    return LogVerdict(name, judged, notes=(*read, *example_notes(path)))
 
 
 def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
@@ -103,6 +123,11 @@ def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
     return (*map(str, restarts(run)), *([str(slow)] if slow else []))
 
 
-def _judge(name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
+def _judge(path: Path, name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
     empty = isinstance(run, LogTrace) and not run.has_metrics
-    return verdict_of(name, run, None if empty else diagnose(run, healthy))
+    return verdict_of(path, name, run, () if empty else judge_attempts(run, healthy))
+
+
+def _told(judged: JudgedAttempt) -> dict[str, Any]:
+    told = {"label": judged.label, "steps": list(judged.steps), "ended_by": judged.ended_by}
+    return {**told, "diagnosis": judged.diagnosis.to_dict()}

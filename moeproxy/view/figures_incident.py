@@ -12,10 +12,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from moeproxy.triage.alarms import Alarm
+from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.diagnose import Cause, Diagnosis, Evidence
 from moeproxy.triage.judged import Judged, original_value, signal_name, unit_of
 from moeproxy.view.actions import Action
-from moeproxy.view.incident import Incident, Judgement
+from moeproxy.view.incident import Incident
 from moeproxy.view.log_view import usual
 from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, counted, finish, literal
 
@@ -47,7 +48,7 @@ class _Panel:
         return bool(seen.size and seen.min() > 0 and seen.max() > 30 * seen.min())
 
 
-def signals_figure(incident: Incident, judged: Judgement, *, actions: Sequence[Action] = ()) -> go.Figure:
+def signals_figure(incident: Incident, judged: JudgedAttempt, *, actions: Sequence[Action] = ()) -> go.Figure:
     """Draw the signals that alarmed, over the steps, beside the range of the healthy runs.
 
     Without an alarm the usual signals are drawn. Crosses at the upper edge are values that are not finite; a dashed
@@ -109,7 +110,7 @@ def evidence_figure(diagnosis: Diagnosis) -> go.Figure:
     return figure.update_layout(margin_b=106)
 
 
-def _panels(judged: Judgement, healthy: Sequence[Any]) -> list[_Panel]:
+def _panels(judged: JudgedAttempt, healthy: Sequence[Any]) -> list[_Panel]:
     table = Judged.of(judged.trace)
     alarms = _chosen(judged.diagnosis.detection.alarms, table)
     rows = list(alarms) or [name for name in usual([judged.trace]) if name in table.rows] or list(table.rows[:4])
@@ -227,7 +228,7 @@ def _crosses(panel: _Panel) -> go.Scatter:
     )
 
 
-def _mark(figure: go.Figure, judged: Judgement, actions: Sequence[Action]) -> None:
+def _mark(figure: go.Figure, judged: JudgedAttempt, actions: Sequence[Action]) -> None:
     onset = judged.diagnosis.detection.onset
     if onset is not None:
         _upright(figure, onset, f"onset, step {onset}", BLACK, "dot")
@@ -250,7 +251,7 @@ def _gap(n_rows: int) -> float:
     return 0.0 if n_rows == 1 else 34 / (n_rows * _PANEL_PX)
 
 
-def _finished(figure: go.Figure, incident: Incident, judged: Judgement, panels: list[_Panel]) -> go.Figure:
+def _finished(figure: go.Figure, incident: Incident, judged: JudgedAttempt, panels: list[_Panel]) -> go.Figure:
     plot_px = len(panels) * _PANEL_PX
     _legend_for_rare(figure)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": -58 / plot_px, "yanchor": "top"})
@@ -278,7 +279,7 @@ def _legend_for_rare(figure: go.Figure) -> None:
         shown.add(group)
 
 
-def _alt(incident: Incident, judged: Judgement, panels: list[_Panel]) -> str:
+def _alt(incident: Incident, judged: JudgedAttempt, panels: list[_Panel]) -> str:
     detection = judged.diagnosis.detection
     start = "no onset" if detection.onset is None else f"onset at step {detection.onset}"
     steps = judged.trace.steps.index

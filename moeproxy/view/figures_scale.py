@@ -48,11 +48,15 @@ class Bar:
         label: name of the rank.
         peak: bytes by category of `CATEGORIES`.
         emulated: op by op, rather than by the planner's sum.
+        model: "original" or "proxy".
+        hottest: whether no rank holds more.
     """
 
     label: str
     peak: Mapping[str, float]
     emulated: bool
+    model: str
+    hottest: bool
 
     @property
     def nbytes(self) -> float:
@@ -115,12 +119,25 @@ class ScaleView:
         sentence = (
             f"{'; '.join(words)}: {verdict} {_percent(self.usable)} of the {self.room_gib:g} GiB of {self.device}."
         )
+        if ratios := self.hotter:
+            told = ", ".join(f"{ratio:.2f} times in {depth}" for depth, ratio in ratios.items())
+            sentence += f" The original's hottest rank over the chosen one: {told}."
         hot = next((one for one in self.courses if one.hottest and not self.stale), None)
         if hot is None:
             return sentence
         found = hot.emulation
         place = f"{found.peak_phase}, {found.peak_module or 'outside any module'}"
         return f"{sentence} In {self.depth}, {hot.label} peaks at {found.peak_bytes / GIB:,.2f} GiB in: {place}."
+
+    @property
+    def hotter(self) -> dict[str, float]:
+        """The peak of the original's hottest rank over the chosen one's, by depth; empty where that is the hottest."""
+        bars = {bar.hottest: bar.nbytes for bar in self.bars if bar.model == "original"}
+        found = {"whole depth": bars[True] / bars[False]} if len(bars) == 2 else {}
+        courses = {one.hottest: one.emulation.peak_bytes for one in self.courses if one.model == "original"}
+        if found and len(courses) == 2 and not self.stale:
+            found[self.depth] = courses[True] / courses[False]
+        return found
 
 
 def scale_figure(view: ScaleView) -> go.Figure:

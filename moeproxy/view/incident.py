@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from moeproxy.files import sha256_file
-from moeproxy.traces.attempts import attempts
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
-from moeproxy.triage.diagnose import Diagnosis, diagnose
-from moeproxy.triage.logged import trace_of, traces_of
-from moeproxy.triage.logs import runs_in
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
+from moeproxy.triage.detect import UNCLEAR
+from moeproxy.triage.logged import traces_of
+from moeproxy.triage.logs import example_notes, runs_in
 from moeproxy.view.log_events import Event, failures
 
 HASHED_BYTES = 256 * 1024**2
 """Logs up to this size are hashed; a larger one is told by its size."""
 
 Run = Trace | LogTrace
-
-
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    """One attempt of a run, and what was found about it.
-
-    Args:
-        label: what it is called beside the others; "" for a run of one attempt.
-        trace: what was judged.
-        diagnosis: of it.
-        began: first step that it did not take over from the attempt before.
-        ended_by: where the log went back to after it; "" for the last.
-    """
-
-    label: str
-    trace: Trace
-    diagnosis: Diagnosis
-    began: int
-    ended_by: str = ""
-
-    @property
-    def alarmed(self) -> bool:
-        """Whether it departs."""
-        return self.diagnosis.detection.verdict == ALARM
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """First and last step of its own."""
-        return self.began, int(self.trace.steps.index[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +39,7 @@ class Incident:
 
     name: str
     run: Run
-    judgements: tuple[Judgement, ...]
+    judgements: tuple[JudgedAttempt, ...]
     healthy: tuple[Trace, ...] = ()
     resumes: tuple[Event, ...] = ()
     failures: tuple[Event, ...] = ()
@@ -79,14 +49,13 @@ class Incident:
 
     @property
     def verdict(self) -> str:
-        """The gravest verdict of its attempts: "alarm", then "could not judge", then "healthy"."""
-        found = {one.diagnosis.detection.verdict for one in self.judgements}
-        return next((verdict for verdict in (ALARM, UNCLEAR, HEALTHY) if verdict in found), UNCLEAR)
+        """That of the attempt that it is about; "could not judge" for a log without metrics."""
+        return UNCLEAR if self.main is None else self.main.diagnosis.detection.verdict
 
     @property
-    def main(self) -> Judgement | None:
+    def main(self) -> JudgedAttempt | None:
         """The attempt that it is about: the first that departs, else the last."""
-        return next((one for one in self.judgements if one.alarmed), self.judgements[-1] if self.judgements else None)
+        return leading(self.judgements) if self.judgements else None
 
 
 def incident(
@@ -114,7 +83,8 @@ def incident(
         return Incident(called, run, (), notes=notes, contents=run.contents, facts=told)
     good = tuple(traces_of(healthy))
     resumes = [] if isinstance(run, Trace) else [Event(resume.step, str(resume)) for resume in run.info.resumes]
-    return Incident(called, run, _judged(run, good), good, tuple(resumes), failures(run), tuple(notes), facts=told)
+    judged = judge_attempts(run, good)
+    return Incident(called, run, judged, good, tuple(resumes), failures(run), tuple(notes), facts=told)
 
 
 def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **reading: Any) -> tuple[Incident, ...]:
@@ -133,21 +103,8 @@ def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **readi
     told = {"log": str(path), **_file_facts(source)}
     if healthy:
         told["healthy runs"] = ", ".join(map(str, dict.fromkeys(healthy)))
-    return tuple(incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
-
-
-def _judged(run: Run, healthy: tuple[Trace, ...]) -> tuple[Judgement, ...]:
-    if isinstance(run, Trace):
-        return (Judgement("", run, diagnose(run, healthy), int(run.steps.index[0])),)
-    earlier, last = attempts(run), trace_of(run)
-    count = len(earlier) + 1
-    starts = [int(last.steps.index[0]), *(one.resume.step for one in earlier)]
-    found = [
-        Judgement(f"attempt {number} of {count}", one.trace, diagnose(one.trace, healthy), start, str(one.resume))
-        for number, (one, start) in enumerate(zip(earlier, starts, strict=False), 1)
-    ]
-    label = f"attempt {count} of {count}" if earlier else ""
-    return (*found, Judgement(label, last, diagnose(last, healthy), starts[-1]))
+    found = (incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
+    return tuple(replace(one, notes=(*one.notes, *example_notes(source))) for one in found)
 
 
 def _facts(run: Run) -> dict[str, Any]:

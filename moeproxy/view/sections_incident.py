@@ -12,6 +12,7 @@ import pandas as pd
 from moeproxy.errors import MoeproxyError
 from moeproxy.places import data_dir
 from moeproxy.triage.alarms import Alarm, times
+from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.detect import ALARM, UNCLEAR, Detection
 from moeproxy.triage.diagnose import Cause, Diagnosis
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES
@@ -21,7 +22,7 @@ from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
 from moeproxy.view.figures_incident import evidence_figure, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
-from moeproxy.view.incident import Incident, Judgement
+from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput
 from moeproxy.view.style import counted
 from moeproxy.view.timeline import timeline
@@ -121,7 +122,7 @@ def _incident_data(one: Incident, actions: Sequence[Action]) -> dict[str, Any]:
     }
 
 
-def _attempt_data(judged: Judgement) -> dict[str, Any]:
+def _attempt_data(judged: JudgedAttempt) -> dict[str, Any]:
     index = judged.trace.steps.index
     return {
         "label": judged.label,
@@ -133,7 +134,7 @@ def _attempt_data(judged: Judgement) -> dict[str, Any]:
     }
 
 
-def _called(one: Incident, judged: Judgement) -> str:
+def _called(one: Incident, judged: JudgedAttempt) -> str:
     return f"{one.name}, {judged.label}" if judged.label else one.name
 
 

@@ -124,6 +124,27 @@ def finish(
     return figure
 
 
+def dress_panels(figure: go.Figure, height: int, below: int, hovermode: str) -> None:
+    """Give a live figure of several panels its look: legend below, grid, room for a title.
+
+    Args:
+        figure: changed in place.
+        height, below: of the figure, and of the space for axis and legend, in pixels.
+        hovermode: plotly's.
+    """
+    figure.update_annotations(font_size=14)
+    figure.update_layout(
+        height=height,
+        template="plotly_white",
+        font={"family": FONT, "color": INK},
+        margin={"l": 60, "r": 15, "t": 85, "b": below},
+        legend={"orientation": "h", "x": 0.0, "y": -0.09, "yanchor": "top"},
+        hovermode=hovermode,
+    )
+    figure.update_xaxes(gridcolor=GRID, zeroline=False)
+    figure.update_yaxes(gridcolor=GRID, zeroline=False)
+
+
 def describe(figure: go.Figure) -> str:
     """Return the one-sentence text alternative of a figure of this room.
 

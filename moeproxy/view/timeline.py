@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 
 from moeproxy.triage.alarms import Alarm
+from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.view.actions import KINDS, Action, in_order
-from moeproxy.view.incident import Incident, Judgement
+from moeproxy.view.incident import Incident
 from moeproxy.view.log_events import Event
 
 ATTEMPT, RESUMED, FAILED, ONSET = "attempt", "resumed", "failure", "onset"
@@ -104,7 +105,7 @@ def timeline(incident: Incident, actions: Sequence[Action] = ()) -> Timeline:
     return Timeline(tuple(moments), beyond, tuple((a, n) for n, a in enumerate(ordered, 1) if a.step is None))
 
 
-def _attempt(incident: Incident, judged: Judgement, number: int) -> Iterable[Moment]:
+def _attempt(incident: Incident, judged: JudgedAttempt, number: int) -> Iterable[Moment]:
     row, (first, last) = judged.label or "run", judged.steps
     onset = judged.diagnosis.detection.onset
     yield Moment(row, ATTEMPT, first, last, f"{row}, steps {first} to {last}")
@@ -139,7 +140,7 @@ def _until_step(events: list[Event], last: int) -> list[Event]:
     return events[: at[-1] + 1] if at else []
 
 
-def _alarm(alarm: Alarm, judged: Judgement, number: int) -> Moment:
+def _alarm(alarm: Alarm, judged: JudgedAttempt, number: int) -> Moment:
     kind = {"up": UP, "down": DOWN}.get(alarm.direction, NOT_FINITE)
     end = judged.steps[1] if alarm.recovered is None else alarm.recovered
     row = alarm.signal if number == 0 else f"{alarm.signal} ({judged.label})"

@@ -61,5 +61,16 @@ def test_scale(lab: Lab, shots: Path) -> None:
     lab.page.get_by_role("region", name="Fewest H100").scroll_into_view_if_needed()
     lab.page.wait_for_timeout(700)
     lab.page.screenshot(path=shots / "scale-planner.png")
+
+    alone = lab.page.get_by_role("region", name="Ranks of 2 run alone, 4 steps")
+    alone.scroll_into_view_if_needed()
+    expect(alone).to_contain_text("bitwise equal")
+    expect(alone).not_to_contain_text("DIFFERENT")
+    lab.page.get_by_role("combobox", name="Rank to run alone").select_option("1")
+    lab.page.get_by_role("button", name="Record two ranks, run one alone").click()
+    expect(status(lab, "Rank 1 ran alone.")).to_be_visible(timeout=TIMEOUT_MS)
+    expect(alone.get_by_role("row")).to_have_count(3)
+    lab.page.wait_for_timeout(700)
+    lab.page.screenshot(path=shots / "scale-replay.png")
     assert lab.problems == []
     assert lab.foreign == []

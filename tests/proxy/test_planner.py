@@ -12,7 +12,7 @@ from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
 from moeproxy.proxy.cost import cost
-from moeproxy.proxy.hardware import DEVICES, device
+from moeproxy.proxy.hardware import DEVICES, UNVERIFIED, device
 from moeproxy.proxy.paper import LAYOUTS, REPORTED, devices_table, paper_table
 from moeproxy.proxy.planner import TooLarge, device_hours, plan_devices, plan_table
 from moeproxy.proxy.rl_layout import RLLayout
@@ -206,7 +206,15 @@ def test_skew_and_an_awake_rollout_cost_memory(qwen3: ModelShape) -> None:
 def test_every_device_says_where_its_figures_come_from() -> None:
     assert {"A100-80GB", "H100", "H200", "H20", "Ascend-910B", "Ascend-910C"} <= set(DEVICES)
     assert all(one.source and one.memory_gib > 0 and one.bf16_tflops > 0 for one in DEVICES.values())
-    assert len(devices_table()) == len(DEVICES)
+    for one in DEVICES.values():
+        assert all(figure in one.source for figure in ("memory", "bf16", "memory's rate", "link", "network")), one
+    assert [one.name for one in DEVICES.values() if UNVERIFIED in one.source] == ["Ascend-910B"]
+    # What drivers report in MiB, as the sources quote it.
+    for name, mib in {"H100": 81_559, "H200": 143_771, "H20": 97_871, "Ascend-910B": 65_536}.items():
+        assert device(name).memory_gib == pytest.approx(mib / 1024, abs=0.06)
+        assert f"{mib:,} MiB" in device(name).source
+    table = devices_table()
+    assert table["source"].tolist() == [one.source for one in DEVICES.values()]
     assert device("Ascend-910C").bf16_tflops == 2 * device("Ascend-910C-die").bf16_tflops
 
 
@@ -218,7 +226,11 @@ def test_every_device_says_where_its_figures_come_from() -> None:
         (lambda shape: RLLayout(tp=0), "tp is 0"),
         (lambda shape: RLLayout(usable=1.5), "shares within"),
         (lambda shape: RLLayout(optimizer="lion"), "one of adamw"),
-        (lambda shape: plan_devices(shape, replace(NODE, sequences=10_000), "H100"), "shorten sequences"),
+        (
+            lambda shape: plan_devices(shape, replace(NODE, sequences=10_000), "H100"),
+            "on 16384 x H100.*shorten sequences",
+        ),
+        (lambda shape: plan_devices(shape, replace(NODE, tp=3), "H100"), "multiples of tp 3 and of 8.*steps='any'"),
         (lambda shape: ModelShape.of({**QWEN3_30B_A3B, "num_attention_heads": "many"}), "config"),
     ],
 )

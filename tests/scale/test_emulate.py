@@ -13,7 +13,7 @@ import pytest
 
 from moeproxy.errors import ScaleError
 from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
-from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, hottest_rank
+from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, hottest_rank, record, run_real
 from moeproxy.scale.emulation import CATEGORIES
 from moeproxy.scale.processes import Cancelled
 from tests.scale.conftest import TINY
@@ -132,6 +132,15 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
         emulate(program, 4, 2, level="replay")
     with pytest.raises(ScaleError, match="no recording can be read"):
         emulate(program, 4, 2, level="replay", recording=tmp_path)
+    with pytest.raises(ScaleError, match="repeats is 0"):
+        emulate(program, 4, 2, level="exec", repeats=0)
+    with pytest.raises(ScaleError, match="steps is 0"):
+        run_real(program, 2, 2, steps=0)
+    with pytest.raises(ScaleError, match="steps is 0"):
+        record(program, 2, 2, tmp_path / "run", steps=0)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ScaleError, match="took too long"):
+        emulate(program, 4, 2, timeout=0.0)
 
 
 def test_a_failure_in_the_process_is_told_with_its_place(program: GRPOProgram) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from moeproxy.errors import ScaleError
@@ -38,7 +40,21 @@ def test_every_way_to_fit_fits() -> None:
     assert any(way.startswith("recompute activations") for way in ways)
     assert any("tokens a sequence" in way for way in ways)
     assert all("GiB" in way and float(way.rsplit("(", 1)[1].split()[0]) <= 70 for way in ways)
+    assert len({way.lstrip("0123456789,").split("(")[0] for way in ways}) == len(ways), "one of each kind"
     assert ways_to_fit(PROGRAM, layout, load, 0.1 * GIB) == []
+
+
+def test_the_smallest_change_of_a_kind_is_named() -> None:
+    wide = GRPOProgram(QWEN3_30B_A3B, sequences=64, prompt=128, completion=384, checkpointing=True)
+    ways = ways_to_fit(wide, Layout(1024, 16), 1.0, 20 * GIB)
+    batch = next(way for way in ways if "sequences" in way)
+    enough = int(batch.split()[0])
+    assert estimate(replace(wide, sequences=enough), 1024, 16).peak_bytes <= 20 * GIB
+    assert estimate(replace(wide, sequences=2 * enough), 1024, 16).peak_bytes > 20 * GIB
+    # Padded experts: fewer ranks help.
+    padded = GRPOProgram(QWEN3_30B_A3B, prompt=128, completion=384, checkpointing=True)
+    room = 0.5 * estimate(padded, 1024).peak_bytes
+    assert any(way.startswith("256 ranks (") for way in ways_to_fit(padded, Layout(1024, 1), 1.0, room))
 
 
 def test_impossible_worlds_are_refused() -> None:

@@ -7,6 +7,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from moeproxy.scale.allocator import allocator_peak, held
+from moeproxy.scale.collectives import Collective
+from moeproxy.scale.emulation import scratch, whole
 from moeproxy.scale.meter import Course, Meter
 from moeproxy.scale.summary import summarised
 
@@ -56,6 +58,16 @@ def test_the_allocator_sees_the_same_and_temporaries_too() -> None:
 
     step()
     assert allocator_peak(step) == 4 * 150_000
+
+
+def test_a_backends_copy_counts_while_its_collective_runs() -> None:
+    copied = Collective("all_gather", 4, 100, "forward", live=250)
+    alone = Collective("reduce_scatter", 1, 900, "backward", live=250)  # one rank copies nothing
+    moved = Collective("all_to_all", 4, 900, "forward", live=300)
+    assert scratch([copied, alone, moved]) == {"gloo": 100, "nccl": None}
+    assert whole([copied, alone, moved], 320) == {"gloo": 350, "nccl": None}
+    assert whole([copied, alone, moved], 400) == {"gloo": 400, "nccl": None}
+    assert whole([], 7) == {"gloo": 7, "nccl": None}
 
 
 def test_shared_storage_is_held_once() -> None:

@@ -42,12 +42,23 @@ def test_a_program_survives_storage(program: GRPOProgram) -> None:
             lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_experts"}, prompt=8, completion=8),
             "says no number of experts",
         ),
+        (
+            lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_hidden_layers"}, prompt=8, completion=8),
+            "says no number of layers",
+        ),
+        (
+            lambda: GRPOProgram({k: v for k, v in TINY.items() if k != "num_experts_per_tok"}, prompt=8, completion=8),
+            "num_experts_per_tok is None.*1 to 8",
+        ),
+        (lambda: GRPOProgram({**TINY, "num_experts_per_tok": 9}, prompt=8, completion=8), "is 9.*1 to 8"),
         (lambda: GRPOProgram(TINY, prompt=8, completion=8).sliced(3), "1 to 2"),
         (lambda: GRPOProgram(TINY, prompt=8, completion=8).pruned(1), "7 counts from 2 to 8, such as 2 or 3"),
         (lambda: GRPOProgram(DEEPSEEK_V3).pruned(20), "31 counts from 16 to 256, such as 16 or 24"),
         (lambda: Layout(1, 1), "at least 2 ranks"),
         (lambda: Layout(12, 8), "one of 1, 2, 3, 4, 6, 12"),
         (lambda: Layout(8, 4, 8), "0 to 7"),
+        (lambda: Layout(8, 0), "one of 1, 2, 4, 8"),
+        (lambda: Layout(10_000_000, 3), "80, 100, 125 and 48 larger ones"),
         (lambda: Layout(12, 12).check_experts(8), "in a world of 12, ep = 1, 2, 4"),
     ],
 )

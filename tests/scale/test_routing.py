@@ -143,11 +143,15 @@ def test_exact_counts_are_used_as_they_are_and_survive_storage() -> None:
     ("make", "words"),
     [
         (lambda: Routing.skewed(8, 5.0, ep=4), "0 to 4"),
-        (lambda: Routing.skewed(8, 1.0, ep=3), "8 experts over 3 ranks"),
+        (lambda: Routing.skewed(8, 1.0, ep=3), "over 3 ranks.*one of 1, 2, 4, 8"),
+        (lambda: Routing.skewed(8, 1.0, ep=0), "over 0 ranks.*one of 1, 2, 4, 8"),
+        (lambda: Routing.skewed(8, 1.0, ep=4, ep_rank=4), "0 to 3"),
+        (lambda: Routing.skewed(8, 2.0, ep=1), "ep of at least 2"),
+        (lambda: Routing("none", np.zeros((0, 8))), "(layers, experts)"),
         (lambda: Routing("odd", np.array([[0.5, 0.4]])), "sum to 0.9"),
         (lambda: Routing("odd", np.array([[1.5, -0.5]])), "shares of at least 0"),
         (lambda: Routing.skewed(8, 4.0, ep=4).rank_shares(4, top_k=4), "at most each token once"),
-        (lambda: Routing.balanced(8).rank_shares(3), "8 experts over 3 ranks"),
+        (lambda: Routing.balanced(8).rank_shares(3), "over 3 ranks.*one of 1, 2, 4, 8"),
     ],
 )
 def test_impossible_routing_is_refused(make: Any, words: str) -> None:

@@ -15,8 +15,10 @@ from tests.scale.made import GIB, made_emulation
 
 def view_of(**changes: Any) -> ScaleView:
     bars = [
-        Bar("original, rank 3 (hottest)", {"parameters": 10.0 * GIB, "activations": 70.0 * GIB}, False),
-        Bar("proxy-4, rank 3 (hottest)", {"parameters": 5.0 * GIB, "activations": 20.0 * GIB}, True),
+        Bar(
+            "original, rank 3 (hottest)", {"parameters": 10.0 * GIB, "activations": 70.0 * GIB}, False, "original", True
+        ),
+        Bar("proxy-4, rank 3 (hottest)", {"parameters": 5.0 * GIB, "activations": 20.0 * GIB}, True, "proxy", True),
     ]
     courses = [Course("original, rank 3 (hottest)", "original", True, made_emulation())]
     fields: dict[str, Any] = {"bars": bars, "courses": courses, "device": "H100", "room_gib": 80.0, "depth": "2 layers"}
@@ -59,6 +61,18 @@ def test_words_say_what_fits_and_where_the_peak_arises() -> None:
     assert table["how"].tolist() == ["planner's sum", "emulated"]
     small = view_of(bars=view.bars[1:])
     assert "all of them fit" in small.describe()
+
+
+def test_how_much_hotter_the_hottest_rank_is() -> None:
+    view = view_of()
+    assert view.hotter == {}, "the chosen rank is the hottest"
+    cold = Bar("original, rank 0", {"parameters": 32.0 * GIB}, False, "original", False)
+    half = Course("original, rank 0", "original", False, made_emulation(peak_bytes=4 * GIB))
+    both = view_of(bars=[cold, *view.bars], courses=[half, *view.courses])
+    assert both.hotter == {"whole depth": 2.5, "2 layers": 1.5}
+    assert "over the chosen one: 2.50 times in whole depth, 1.50 times in 2 layers." in both.describe()
+    stale = view_of(bars=[cold, *view.bars], courses=[half, *view.courses], stale=True)
+    assert stale.hotter == {"whole depth": 2.5}
 
 
 def test_earlier_settings_are_said_to_be_so() -> None:

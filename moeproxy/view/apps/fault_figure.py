@@ -20,7 +20,7 @@ from moeproxy.traces.signals import SIGNALS
 from moeproxy.traces.trace import Trace
 from moeproxy.view.apps.fault_lines import Lines, lines
 from moeproxy.view.apps.fault_runs import Asked, ModelRuns
-from moeproxy.view.style import BLACK, FONT, GRID, INK, faint, model_colours
+from moeproxy.view.style import BLACK, dress_panels, faint, model_colours
 
 SLOTS = 3
 """Models that can be drawn at once: the original and two others."""
@@ -71,17 +71,7 @@ def fault_figure(state: FaultState) -> go.Figure:
         panel, part = divmod(index, SLOTS * _PARTS)
         row, column = divmod(panel, _COLUMNS)
         figure.add_trace(go.Scatter(**_style(part % _PARTS), **properties), row=row + 1, col=column + 1)
-    figure.update_annotations(font_size=14)
-    figure.update_layout(
-        height=HEIGHT_PX,
-        template="plotly_white",
-        font={"family": FONT, "color": INK},
-        margin={"l": 60, "r": 15, "t": 85, "b": 100},
-        legend={"orientation": "h", "x": 0.0, "y": -0.09, "yanchor": "top"},
-        hovermode="x unified",
-    )
-    figure.update_xaxes(gridcolor=GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=GRID, zeroline=False)
+    dress_panels(figure, HEIGHT_PX, 100, "x unified")
     figure.update_layout(layout_values(state))
     return figure
 

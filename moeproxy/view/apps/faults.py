@@ -137,12 +137,7 @@ class FaultPanel:
 
     def _draw(self) -> None:
         self.state = state = self._read()
-        with self.figure.change() as figure:
-            for trace, new in zip(figure.data, values(state), strict=True):
-                trace.update(new, overwrite=False)
-            figure.update_layout(layout_values(state))
-            for annotation, text in zip(figure.layout.annotations, panel_titles(state), strict=True):
-                annotation.text = text
+        self.figure.show(values(state), layout_values(state), panel_titles(state))
         self._tell()
         self._judge()
 

@@ -11,9 +11,10 @@ import ipywidgets as widgets
 from moeproxy.errors import TraceError
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
+from moeproxy.triage.diagnose import Diagnosis
 from moeproxy.triage.logs import runs_in
-from moeproxy.view.apps.log_verdict_text import verdict_html
+from moeproxy.view.apps.log_verdict_text import attempts_html
 from moeproxy.view.apps.ui import Debouncer, Status
 
 _WAIT_S = 0.05
@@ -32,7 +33,7 @@ class LogVerdict:
         self._on_verdict, self._status = on_verdict, status
         self._judge = Debouncer(status.guard(self._decide), _WAIT_S)
         self._asked: LogTrace | None = None
-        self._done: tuple[LogTrace | None, Diagnosis | None] = (None, None)
+        self._done: tuple[LogTrace | None, tuple[JudgedAttempt, ...]] = (None, ())
         self.healthy: Healthy = ()
         self.path = widgets.Text(description="Healthy runs", placeholder="optional: logs or folders, parted by ;")
         self.path.style.description_width, self.path.layout.width = "initial", "520px"
@@ -43,13 +44,23 @@ class LogVerdict:
         self.widget = widgets.VBox([widgets.Box([self.path, self.use], layout=rows), self.page])
 
     @property
+    def leading(self) -> JudgedAttempt | None:
+        """The attempt that the verdict on the run asked about last is about: the first that departs, else the last.
+
+        None until it is there, or when the run cannot be judged.
+        """
+        judged = self._done[1] if self._asked is not None and self._done[0] is self._asked else ()
+        return leading(judged) if judged else None
+
+    @property
     def diagnosis(self) -> Diagnosis | None:
-        """The verdict on the run asked about last; None until it is there, or when the run cannot be judged."""
+        """Of that attempt."""
         return self.of(self._asked)
 
     def of(self, log: LogTrace | None) -> Diagnosis | None:
         """Return the verdict on a run, None unless it is the one judged last."""
-        return self._done[1] if log is not None and self._done[0] is log else None
+        found = self.leading if log is self._asked else None
+        return None if found is None else found.diagnosis
 
     def ask(self, log: LogTrace | None) -> None:
         """Judge a run soon, in a thread of its own; nothing happens when it is judged already; None shows nothing."""
@@ -65,7 +76,7 @@ class LogVerdict:
             TraceError: a log cannot be read or holds no metric.
         """
         self.healthy = healthy_runs(text)
-        self._done = (None, None)
+        self._done = (None, ())
         self._judge()
 
     def settle(self, timeout_s: float = 30.0) -> bool:
@@ -75,11 +86,11 @@ class LogVerdict:
     def _decide(self) -> None:
         log = self._asked
         if log is None:
-            self._done, self.page.value = (None, None), ""
+            self._done, self.page.value = (None, ()), ""
             return
-        self._done, self.page.value = (log, None), ""
-        verdict = diagnose(log, self.healthy)
-        self._done, self.page.value = (log, verdict), verdict_html(verdict)
+        self._done, self.page.value = (log, ()), ""
+        judged = judge_attempts(log, self.healthy)
+        self._done, self.page.value = (log, judged), attempts_html(judged)
         self._on_verdict()
 
 

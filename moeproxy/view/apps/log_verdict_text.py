@@ -9,12 +9,22 @@ import numpy as np
 import pandas as pd
 
 from moeproxy.triage.alarms import NOT_FINITE, Alarm, times
+from moeproxy.triage.attempted import JudgedAttempt, leading
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Cause, Diagnosis
 from moeproxy.view.apps.tables import html_frame
 
 _KEYS = "data-lm-suppress-shortcuts='true'"  # JupyterLab takes the enter key otherwise
 _BOX = "max-width:950px;line-height:1.4"
+
+
+def attempts_html(judged: Sequence[JudgedAttempt]) -> str:
+    """Return the verdict on the attempt that leads, below a sentence on every attempt where there are several."""
+    lead = leading(judged)
+    if not lead.label:
+        return verdict_html(lead.diagnosis)
+    said = _paragraph("The log was resumed; each attempt is judged:") + _items([_attempt(one) for one in judged])
+    return _box(said + _paragraph(f"What follows is about {lead.label}.")) + verdict_html(lead.diagnosis)
 
 
 def verdict_html(verdict: Diagnosis) -> str:
@@ -55,6 +65,11 @@ def evidence_table(cause: Cause) -> pd.DataFrame:
         for one in evidence
     ]
     return pd.DataFrame(rows)
+
+
+def _attempt(one: JudgedAttempt) -> str:
+    ended = f", {one.ended_by}" if one.ended_by else ""
+    return f"{one.label} (steps {one.steps[0]} to {one.steps[1]}{ended}): {one.diagnosis.detection.sentences[0]}"
 
 
 def _alarm(alarm: Alarm) -> dict[str, str]:

@@ -15,7 +15,6 @@ from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.detect import ALARM
 from moeproxy.view.apps.fit import fitted
 from moeproxy.view.apps.log_follow import Following, fits
 from moeproxy.view.apps.log_mapping import MappingEditor, columns_of
@@ -223,11 +222,11 @@ class LogPanel:
             self.reproduce.clear()
 
     def _failing(self) -> Failing:
-        verdict = self.verdict.diagnosis
-        if verdict is None or verdict.detection.verdict != ALARM:
+        judged = self.verdict.leading
+        if judged is None or not judged.alarmed:
             raise MoeproxyError("no run that departs is shown", remedy="read one, and wait for its verdict")
-        named = [(cause.fault, *cause.consequences) for cause in verdict.causes]
-        return Failing(self.log, self.verdict.healthy, tuple(fault for faults in named for fault in faults))
+        named = [(cause.fault, *cause.consequences) for cause in judged.diagnosis.causes]
+        return Failing(judged.trace, self.verdict.healthy, tuple(fault for faults in named for fault in faults))
 
     def _lay_over(self, model: str, words: str) -> None:
         self.pair.choose(model, words)

@@ -20,7 +20,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.remedy_result import Trial
 from moeproxy.triage.severity import Severity
 from moeproxy.view.apps.fault_lines import signal
-from moeproxy.view.style import BLACK, FONT, GREEN, GREY, GRID, INK, ORANGE, ORIGINAL, PROXY
+from moeproxy.view.style import BLACK, GREEN, GREY, ORANGE, ORIGINAL, PROXY, dress_panels
 
 LEAST_WIDTH_PX, HEIGHT_PX = 560, 760
 FIXED = ("reward_mean", "grad_norm", "kl")
@@ -92,17 +92,7 @@ def remedy_figure(state: RemedyState) -> go.Figure:
         figure.add_trace(go.Scatter(drawn).update(new), row=row + 1, col=column + 1)
     bars = go.Bar(orientation="h", width=0.55, hovertemplate="%{customdata}<extra></extra>", showlegend=False)
     figure.add_trace(bars.update(properties[-1]), row=3, col=2)
-    figure.update_annotations(font_size=14)
-    figure.update_layout(
-        height=HEIGHT_PX,
-        template="plotly_white",
-        font={"family": FONT, "color": INK},
-        margin={"l": 60, "r": 15, "t": 85, "b": 95},
-        legend={"orientation": "h", "x": 0.0, "y": -0.09, "yanchor": "top"},
-        hovermode="closest",
-    )
-    figure.update_xaxes(gridcolor=GRID, zeroline=False)
-    figure.update_yaxes(gridcolor=GRID, zeroline=False)
+    dress_panels(figure, HEIGHT_PX, 95, "closest")
     figure.update_layout({f"yaxis{PANELS + 1}": {"autorange": "reversed", "automargin": True}})
     return figure.update_layout(layout_values(state))
 

@@ -153,8 +153,9 @@ class ScalePanel:
             "load": ("Hot rank's load, %", [100, 150, 200, 300, 400, 600, 800], load),
             "n_keep": ("Experts kept", counts, n_keep or _three_eighths(counts)),
         }
+        least = {"rank": 0, "tokens": 2}  # a prompt and a completion
         return {
-            key: NumberControl(name, options, value, self.status, self._redraw, least=0 if key == "rank" else 1)
+            key: NumberControl(name, options, value, self.status, self._redraw, least=least.get(key, 1))
             for key, (name, options, value) in rows.items()
         }
 
@@ -225,9 +226,9 @@ class ScalePanel:
 
     def _bar(self, case: Case) -> Bar:
         if found := self.emulations.get(case, None):
-            return Bar(case.label, dict(found.peak), True)
+            return Bar(case.label, dict(found.peak), True, case.model, case.hottest)
         summed = estimate(case.program, case.layout.world, case.layout.ep, case.load)
-        return Bar(case.label, summed.peak, False)
+        return Bar(case.label, summed.peak, False, case.model, case.hottest)
 
     def _put(self, view: ScaleView) -> None:
         with self.figure.change() as figure:

@@ -61,7 +61,7 @@ class Settings:
             self.config,
             sequences=self.sequences,
             prompt=prompt,
-            completion=max(self.tokens - prompt, 1),
+            completion=self.tokens - prompt,
             checkpointing=self.checkpointing,
         )
         return whole if model == "original" else whole.pruned(self.n_keep)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+import ipywidgets as widgets
 import pandas as pd
 
 from moeproxy.proxy.hardware import DEVICES, Device
+from moeproxy.proxy.paper import devices_table
 from moeproxy.proxy.planner import plan_table
 from moeproxy.proxy.rl_layout import RLLayout
 from moeproxy.proxy.shape import ModelShape
 from moeproxy.scale.emulation import gib
 from moeproxy.scale.estimate import estimate, ways_to_fit
-from moeproxy.scale.timing import Range, device_time
+from moeproxy.scale.timing import device_time, span
 from moeproxy.view.apps.scale_settings import Case, Settings
+from moeproxy.view.apps.tables import LiveTable
 from moeproxy.view.figures_scale import GIB, Course, ScaleView
 
 _ROWS = 10
@@ -49,12 +52,8 @@ def _row(course: Course, case: Case, layers: int | None, on: Device) -> dict[str
         "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.0%})",
         "arises in": f"{found.peak_phase}, {found.peak_module or 'outside any module'}",
         "moved by collectives": gib(found.communicated),
-        f"seconds on {on.name}": _seconds(device_time(found, on).total),
+        f"seconds on {on.name}": span(device_time(found, on).total, 2),
     }
-
-
-def _seconds(total: Range) -> str:
-    return f"{total[0]:.2g} to {total[1]:.2g}"
 
 
 def advice_html(view: ScaleView, cases: Sequence[Case]) -> str:
@@ -68,9 +67,9 @@ def advice_html(view: ScaleView, cases: Sequence[Case]) -> str:
     need = max(bar.nbytes for bar in view.bars) / GIB / view.usable
     ways += [f"a device of {size:g} GiB" for size in larger if size >= need][:1]
     items = "".join(f"<li>{html.escape(way)}</li>" for way in ways[:_ROWS])
-    none = "no single change of these settings is enough, and no device type of the table is large enough"
-    body = f"<ul style='margin:2px 0 2px 18px;padding:0'>{items}</ul>" if ways else html.escape(f": {none}")
-    head = f"{worst.label} does not fit. Each of these alone would do (by the sum)" if ways else f"{worst.label}"
+    none = ": no single change of these settings is enough, and no device type of the table is large enough"
+    body = f"<ul style='margin:2px 0 2px 18px;padding:0'>{items}</ul>" if ways else none
+    head = f"{worst.label} does not fit{'. Each of these alone would do (by the sum)' if ways else ''}"
     return f"<div role='status' aria-live='polite' style='line-height:1.4'>{html.escape(head)}{body}</div>"
 
 
@@ -101,3 +100,10 @@ def planned(settings: Settings, shape: ModelShape, plan: str, on: Device) -> pd.
     table["devices"] = ["none" if pd.isna(count) else f"{int(count):,}" for count in table["devices"]]
     table["GiB a device"] = ["" if pd.isna(size) else f"{size:g}" for size in table["GiB a device"]]
     return table.rename(columns={"binding": "what keeps it from fewer"})
+
+
+def devices_view() -> widgets.Widget:
+    """Return the device types with their figures and sources, whole, as a table to look at."""
+    table = LiveTable(420)
+    table.show(devices_table(), "Device types; UNVERIFIED marks what no public source gives")
+    return table.widget

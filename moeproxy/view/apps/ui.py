@@ -13,7 +13,7 @@ import functools
 import html
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -176,6 +176,15 @@ class LiveFigure:
             with self.widget.batch_update():
                 yield self.widget
             self._renew()
+
+    def show(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any], titles: Sequence[str]) -> None:
+        """Change every trace, the layout, and what stands above each panel, all at once."""
+        with self.change() as figure:
+            for trace, new in zip(figure.data, traces, strict=True):
+                trace.update(new, overwrite=False)
+            figure.update_layout(layout)
+            for annotation, text in zip(figure.layout.annotations, titles, strict=True):
+                annotation.text = text
 
     def _renew(self) -> None:
         """Renew the copy that a reloaded page is given.

@@ -48,7 +48,14 @@ def panel(bench: Path, tmp_path: Path) -> LogPanel:
     return made
 
 
-def test_recorded_runs_answer_at_once_and_can_be_laid_over_the_log(panel: LogPanel) -> None:
+def _healthy(folder: Path) -> Path:
+    """What the resumed example holds after its resume: a run in which nothing departs."""
+    lines = (data_dir() / "logs" / "verl_console.log").read_text().splitlines(keepends=True)
+    (folder / "healthy.log").write_text("".join(lines[73:]))
+    return folder / "healthy.log"
+
+
+def test_recorded_runs_answer_at_once_and_can_be_laid_over_the_log(panel: LogPanel, tmp_path: Path) -> None:
     box = panel.reproduce
     assert box.proxy.options == ("cluster-16",)
     assert box.overlay.disabled
@@ -64,14 +71,15 @@ def test_recorded_runs_answer_at_once_and_can_be_laid_over_the_log(panel: LogPan
     assert panel.settle()
     assert [run.label.partition(" ")[0] for run in panel.view.runs][1] == "cluster-16,"
     assert "nan_poison" in panel.view.runs[1].label
-    panel.example("verl_console.log")
+    panel.read(_healthy(tmp_path))
     assert panel.settle()
     assert (box.result, box.said.value, box.overlay.disabled) == (None, "", True)
     assert box.widget.layout.display == "none"
 
 
-def test_a_run_that_does_not_depart_is_refused(panel: LogPanel) -> None:
-    panel.example("verl_console.log")
+def test_a_run_that_does_not_depart_is_refused(panel: LogPanel, tmp_path: Path) -> None:
+    panel.read(_healthy(tmp_path))
+    assert panel.settle()
     panel.reproduce.job.start()
     assert panel.reproduce.job.join(30) == "failed"
     assert "no run that departs is shown" in panel.reproduce.status.text

@@ -126,3 +126,18 @@ def test_healthy_runs_are_named_by_paths_and_patterns(tmp_path: Path) -> None:
     assert healthy_runs("") == ()
     with pytest.raises(TraceError, match="no metric in it"):
         healthy_runs(str(tmp_path / "dead.log"))
+
+
+def test_a_failure_that_a_resume_replaced_leads_in_the_panel(tmp_path: Path) -> None:
+    panel = LogPanel(data_dir() / "logs" / "verl_console.log", out=tmp_path)
+    assert panel.settle()
+    assert panel.verdict.diagnosis is not None
+    text = _text(panel.verdict.page.value)
+    assert "attempt 1 of 2 (steps 1 to 35, resumed at step 11 after step 35 (line 74)): The run departs" in text
+    assert "attempt 2 of 2 (steps 11 to 60): No alarm" in text
+    assert "What follows is about attempt 1 of 2. The run departs from step 15 on" in text
+    assert {event.step for events in panel.view.onsets.values() for event in events} == {15}
+    assert panel.reproduce.widget.layout.display == ""
+    failing = panel._failing()
+    assert int(failing.run.steps.index[-1]) == 35  # the attempt that failed, not what the log went on with
+    assert failing.causes[0] == "gradient_overflow"

@@ -133,6 +133,13 @@ def test_whole_depth_is_a_job_that_can_be_cancelled(emulator: Emulator) -> None:
         ({"n_keep": 1}, "2 or 3"),
         ({"tokens": 4096}, "shorten prompt or completion"),
         ({"routing": "skewed", "load": 900}, "0 to 4"),
+        ({"routing": "skewed", "ep": 1}, "ep of at least 2"),
+        ({"routing": "skewed", "load": 401}, "0 to 4"),
+        ({"world": 1_000_003}, "one of 1, 1000003"),
+        ({"n_keep": 9}, "7 or 8"),
+        ({"n_keep": 5}, "a proxy whose experts are a multiple of 4"),
+        ({"ep": 0, "rank": 17}, "0 to 15"),
+        ({"world": 6}, "one of 1, 2, 3, 6"),
     ],
 )
 def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, Any], words: str) -> None:
@@ -160,7 +167,7 @@ def test_what_would_fit_is_listed(emulator: Emulator) -> None:
     assert panel.advice.value == ""
     panel.choose(world=64)  # 16 bytes a weight, 671 billion of them, over 64 ranks
     assert panel.settle()
-    assert "<li>512 ranks (" in panel.advice.value
+    assert "<li>256 ranks (" in panel.advice.value
     panel.choose(world=64, sequences=64, tokens=16384)
     assert panel.settle()
     assert "no single change of these settings is enough" in panel.advice.value

@@ -1,0 +1,86 @@
+"""Verdicts on logs for the terminal: every attempt of a resumed run counts, and text, JSON and exit code agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moeproxy.__main__ import main
+from moeproxy.places import data_dir
+from moeproxy.traces.reading import read
+from moeproxy.triage.attempted import judge_attempts, leading
+from moeproxy.triage.logs import LEARNED, exit_code, judge_log
+
+RESUMED = data_dir() / "logs" / "verl_console.log"
+Row = dict[str, float]
+
+
+def _rows(broken: str | None) -> list[Row]:
+    """A run that is broken in its log-probability difference from step 25 on, or not."""
+    rows = []
+    for step in range(1, 41):
+        wave = 0.01 * ((step * 7919) % 13 - 6)
+        jump = 8.0 if broken and step >= 25 else 0.0
+        rows.append({"step": step, "policy_loss": 0.2 + wave, "grad_norm": 1.0 + wave + jump, "entropy": 1.5 - wave})
+    return rows
+
+
+def _write(path: Path, *attempts: list[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for rows in attempts for row in rows))
+    return path
+
+
+def test_a_failure_that_a_resume_replaced_is_judged() -> None:
+    (verdict,) = judge_log(RESUMED)
+    assert [one.diagnosis.detection.verdict for one in verdict.attempts] == ["alarm", "healthy"]
+    assert verdict.verdict == "alarm"
+    assert exit_code([verdict]) == 1
+    assert verdict.diagnosis is verdict.attempts[0].diagnosis
+    text = verdict.text()
+    assert "verl_console, attempt 1 of 2 (steps 1 to 35): The run departs from step 15 on" in text
+    assert "verl_console, attempt 2 of 2 (steps 11 to 60): No alarm" in text
+    assert f"log: {LEARNED}" in text
+
+
+def test_the_failing_attempt_leads_wherever_it_stands(tmp_path: Path) -> None:
+    good, bad = _rows(None), _rows("yes")
+    for order, first in (((good[:38], bad[9:]), 1), ((bad[:38], good[9:]), 0), ((bad[:38], bad[9:]), 0)):
+        (run,) = read(_write(tmp_path / "x.jsonl", *order))
+        judged = judge_attempts(run)
+        assert [one.label for one in judged] == ["attempt 1 of 2", "attempt 2 of 2"]
+        assert leading(judged) is judged[first]
+        assert judged[first].diagnosis.detection.onset == pytest.approx(25, abs=2)
+    (verdict,) = judge_log(tmp_path / "x.jsonl")
+    assert LEARNED not in verdict.notes
+
+
+def test_a_first_attempt_too_short_to_judge_hides_no_healthy_run(tmp_path: Path) -> None:
+    good = _rows(None)
+    (verdict,) = judge_log(_write(tmp_path / "x.jsonl", good[:4], good[2:]))
+    assert [one.diagnosis.detection.verdict for one in verdict.attempts] == ["could not judge", "healthy"]
+    assert exit_code([verdict]) == 0
+
+
+def test_a_run_of_one_attempt_has_no_label(tmp_path: Path) -> None:
+    (verdict,) = judge_log(_write(tmp_path / "x.jsonl", _rows(None)))
+    assert [one.label for one in verdict.attempts] == [""]
+    assert "attempt" not in verdict.text()
+
+
+def test_json_holds_every_attempt_and_the_exit_code_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["triage", str(RESUMED), "--json"]) == 1
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["verdict"] == "alarm"
+    assert told["diagnosis"] == told["attempts"][0]["diagnosis"]
+    assert [one["steps"] for one in told["attempts"]] == [[1, 35], [11, 60]]
+    assert told["attempts"][0]["ended_by"].startswith("resumed at step 11 after step 35")
+    assert LEARNED in told["notes"]
+
+
+def test_a_report_and_the_terminal_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = main(["triage", str(RESUMED), "--json"])
+    before = capsys.readouterr().out
+    with_report = main(["triage", str(RESUMED), "--json", "--report", str(tmp_path / "r"), "--no-images"])
+    assert (plain, before) == (with_report, capsys.readouterr().out)
