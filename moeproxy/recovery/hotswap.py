@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moeproxy.errors import RecoveryError
 from moeproxy.files import atomic_file, provenance
@@ -32,6 +32,9 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
 from moeproxy.recovery.plan import Mishap
+
+if TYPE_CHECKING:
+    from moeproxy.recovery.swap_process import CopiedProcess
 
 REPLICATED = "replicated"
 DRIVERS: Mapping[str, tuple[str, str]] = {
@@ -181,7 +184,7 @@ class _Processes:
 
     def __init__(self, plan: SwapPlan, folder: Path, module: str) -> None:
         self._plan, self._folder, self._module = plan, folder, module
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, subprocess.Popen[bytes] | CopiedProcess] = {}
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
 
@@ -195,7 +198,14 @@ class _Processes:
     def start(self, member: str) -> None:
         """Start a member's process; what it prints goes to a file of its own."""
         given = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        given["GLOO_SOCKET_IFNAME"] = "lo"  # else it listens on the machine's own address
         given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "TORCH_CPP_LOG_LEVEL": "error"}
+        if self._plan.driver == REPLICATED:
+            from moeproxy.recovery.swap_process import CopiedProcess
+
+            log = self._folder / f"{member}.log"
+            self.running[member] = CopiedProcess(self._module, self._folder, member, log, {**os.environ, **given})
+            return
         command = [sys.executable, "-m", self._module, str(self._folder), member]
         with open(self._folder / f"{member}.log", "ab") as output:
             # A pipe that closes when this process ends, however it ends, tells the member to end as well.
@@ -206,7 +216,7 @@ class _Processes:
     def __exit__(self, *_: object) -> None:
         for process in self.running.values():
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             process.wait()
             if process.stdin:
                 process.stdin.close()

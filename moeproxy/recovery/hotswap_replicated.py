@@ -156,14 +156,18 @@ def _lighthouse_address(folder: Path) -> str:
     raise TimeoutError("no lighthouse")
 
 
-def main() -> None:
-    """Be the lighthouse, or a replica: `python -m moeproxy.recovery.hotswap_replicated FOLDER NAME`."""
-    end_with_parent()
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+def be(folder: Path, name: str) -> None:
+    """Be the lighthouse, or a replica, of the job in a folder."""
     lighthouse(folder) if name == "lighthouse" else member(folder, name)
 
 
-__all__ = ["SwapPlan", "lighthouse", "member"]
+def main() -> None:
+    """Be the lighthouse, or a replica: `python -m moeproxy.recovery.hotswap_replicated FOLDER NAME`."""
+    end_with_parent()
+    be(Path(sys.argv[1]), sys.argv[2])
+
+
+__all__ = ["SwapPlan", "be", "lighthouse", "member"]
 
 if __name__ == "__main__":
     main()
