@@ -84,7 +84,10 @@ class Rank:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.memory.become(rank)
         limit = datetime.timedelta(seconds=self.me.plan.timeout)
-        self.iteration, prefixed = iteration, dist.PrefixStore(f"ranks-{iteration}", self.store)
+        self.iteration = iteration
+        prefixed: Any = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
+            f"ranks-{iteration}", self.store
+        )
         if any(item.kind in NETWORK for item in self.me.plan.mishaps):
             prefixed = ProxiedStore(prefixed, self.me.folder, rank, iteration)
         with self.links.watched():
