@@ -51,6 +51,7 @@ def test_recovery(lab: Lab, shots: Path) -> None:
     assert [row.inner_text().split()[-1] for row in board.get_by_role("row").all()[1:5]] == ["1", "0", "1", "0"]
     for width in WIDTHS:
         lab.page.set_viewport_size({"width": width, "height": 1300})
+        lab.reload(NOTEBOOK)  # a figure takes the width that it finds
         lab.scroll_to(lab.cell_with("RecoveryPanel("))
         lab.page.wait_for_timeout(900)
         lab.page.screenshot(path=shots / f"recovery-{width}.png")
