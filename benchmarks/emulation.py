@@ -87,19 +87,37 @@ def replay() -> None:
     say(f"allocator in exec: {executed.allocator_bytes[0]:,} bytes")
 
 
+QWEN, DEEPSEEK = PUBLISHED
+SIZE = (
+    (QWEN, 4, 1024, 64, 1.0, False),
+    (QWEN, 4, 1024, 64, 4.0, False),
+    (QWEN, 4, 128, 1, 1.0, True),
+    (QWEN, 4, 1024, 1, 1.0, True),
+    (QWEN, 4, 8192, 64, 1.0, False),
+    (DEEPSEEK, 4, 1024, 64, 1.0, False),
+    (DEEPSEEK, 4, 8192, 64, 1.0, False),
+    (QWEN, 48, 1024, 64, 1.0, False),
+    (QWEN, 48, 1024, 64, 4.0, False),
+    (QWEN, 48, 1024, 64, 1.0, True),
+    (QWEN, 48, 8192, 64, 1.0, False),
+    (QWEN, 48, 8192, 64, 1.0, True),
+    (DEEPSEEK, 61, 1024, 64, 1.0, True),
+    (DEEPSEEK, 61, 8192, 64, 1.0, False),
+    (DEEPSEEK, 61, 8192, 64, 1.0, True),
+)
+"""Model, layers, world, ep, load of the rank over the mean, recomputation."""
+
+
 def size() -> None:
     """Print peak, seconds and memory of emulations of published configs."""
-    say("| model | layers | world | ep | routing | peak | seconds | emulating process |")
-    for name, config in PUBLISHED.items():
-        for world, layers in ((1024, 4), (8192, 4), (1024, 0), (8192, 0)):
-            program = GRPOProgram(config, prompt=1024, completion=3072)
-            for skew in (1.0, 4.0) if (world, layers) == (1024, 4) else (1.0,):
-                routing = Routing.skewed(program.n_experts, skew, ep=64)
-                found = emulate(program.sliced(layers) if layers else program, world, 64, 0, routing)
-                say(
-                    f"| {name} | {layers or 'all'} | {world} | 64 | {skew:g} x | {gib(found.peak_bytes)} | "
-                    f"{found.wall_seconds:.1f} | {gib(found.rss_bytes)} |"
-                )
+    say("| model | layers | world | ep | load | recompute | peak of the rank | seconds | emulating process |")
+    for name, layers, world, ep, load, again in SIZE:
+        program = GRPOProgram(PUBLISHED[name], prompt=1024, completion=3072, checkpointing=again).sliced(layers)
+        found = emulate(program, world, ep, 0, Routing.skewed(program.n_experts, load, ep=ep))
+        say(
+            f"| {name} | {layers} | {world:,} | {ep} | {load:g} x | {'yes' if again else 'no'} | "
+            f"{gib(found.peak_bytes)} | {found.wall_seconds:.1f} | {gib(found.rss_bytes)} |"
+        )
 
 
 def summed(seed: int, cases: int) -> None:

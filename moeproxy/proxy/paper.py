@@ -29,10 +29,8 @@ LAYOUTS: Mapping[str, RLLayout] = {
     "half train, half generate, instances of 32": _APART,
     "the same, any number of devices": replace(_APART, steps="any"),
     "half train, half generate, instances of 8": RLLayout(colocated=False, rollout_devices=8),
-    "colocated, instances of 8, weights and optimizer offloaded": replace(
-        _NODE, offload_optimizer=True, offload_weights=True
-    ),
-    "colocated, instances of 8, 8,192 tokens of response": replace(_NODE, response=8192),
+    "instances of 8, weights and optimizer offloaded": replace(_NODE, offload_optimizer=True, offload_weights=True),
+    "colocated, instances of 8, 8,192 response tokens": replace(_NODE, response=8192),
 }
 """Assumptions tried; all others are those of `RLLayout` (512 + 1,024 tokens, recomputation, AdamW, powers of two)."""
 

@@ -1,5 +1,6 @@
 """What one rank of a full cluster sees, in one process: memory, collectives, and which rank runs out of memory."""
 
+from moeproxy.scale.chakra import write_chakra
 from moeproxy.scale.emulate import emulate, record, run_real
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.estimate import estimate
@@ -22,4 +23,5 @@ __all__ = [
     "record",
     "recorded_time",
     "run_real",
+    "write_chakra",
 ]

@@ -35,11 +35,13 @@ class Event:
         op: name of the collective.
         seconds: how long the real one took.
         outs: what it returned.
+        began: when, by the clock of the process.
     """
 
     op: str
     seconds: float
     outs: list[torch.Tensor] = field(default_factory=list)
+    began: float = 0.0
 
 
 LOG: dict[str, list[Event]] = {}
@@ -121,7 +123,7 @@ class RecordGroup(_Group):
         began = time.perf_counter()
         getattr(self._gloo, op)(*arguments).wait()
         took = time.perf_counter() - began
-        LOG.setdefault(self.log_name, []).append(Event(op, took, [out.detach().clone() for out in outs]))
+        LOG.setdefault(self.log_name, []).append(Event(op, took, [out.detach().clone() for out in outs], began))
         return _finished(list(outs))
 
 

@@ -63,6 +63,9 @@ class GRPOProgram:
                 f"a sequence of {self.tokens} tokens in a model with {longest} positions",
                 remedy="shorten prompt or completion",
             )
+        self._check_config()
+
+    def _check_config(self) -> None:
         if not isinstance(self.n_experts, int) or self.n_experts < 1:
             raise ScaleError(
                 f"the config of {self.family.model_type} says no number of experts",

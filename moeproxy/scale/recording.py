@@ -124,7 +124,8 @@ def write_log(file: Path, log: Mapping[str, list[Any]]) -> None:
         for number, out in enumerate(event.outs)
     }
     events = {group: [[one.op, one.seconds, len(one.outs)] for one in events] for group, events in log.items()}
-    save_file(tensors, file, metadata={"events": json.dumps(events)})
+    began = {group: [one.began for one in events] for group, events in log.items()}
+    save_file(tensors, file, metadata={"events": json.dumps(events), "began": json.dumps(began)})
 
 
 def read_events(file: Path) -> dict[str, list[tuple[str, float, int]]]:
@@ -141,6 +142,26 @@ def read_events(file: Path) -> dict[str, list[tuple[str, float, int]]]:
         return {group: [(op, seconds, outs) for op, seconds, outs in events] for group, events in found.items()}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise _unreadable(file, error) from error
+
+
+def read_calls(file: Path) -> list[tuple[str, str, float, float, int]]:
+    """Return group, name, beginning, seconds and bytes returned of every collective of a rank, group by group.
+
+    Raises:
+        ScaleError: the file is missing, damaged, or of a version that did not keep when collectives began.
+    """
+    from safetensors import safe_open
+
+    log = read_log(file)
+    with safe_open(file, framework="pt") as stored:
+        began = json.loads(stored.metadata().get("began", "{}"))
+    if began.keys() != log.keys():
+        raise ScaleError("the recording does not say when its collectives began", where=file, remedy="record it again")
+    return [
+        (group, event.op, began[group][place], event.seconds, sum(out.nbytes for out in event.outs))
+        for group, events in log.items()
+        for place, event in enumerate(events)
+    ]
 
 
 def read_log(file: Path) -> dict[str, list[Any]]:

@@ -6,7 +6,6 @@ A virtual cluster has no routers, so the numbers come from outside: a real run's
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -227,9 +226,3 @@ def rank_loads(routing: Routing, ep: int, n_layers: int, checkpointing: bool = F
     share_LR = routing.rank_shares(ep)
     rows = share_LR[np.arange(n_layers) % len(share_LR)]
     return (rows.max(axis=0) if checkpointing else rows.mean(axis=0)) * ep
-
-
-def spread(routing: Routing, ep: int) -> float:
-    """Return the busiest rank's load over the mean, in the layer where that is largest."""
-    share_LR = routing.rank_shares(ep)
-    return float(share_LR.max() * ep) if math.isfinite(share_LR.max()) else math.nan

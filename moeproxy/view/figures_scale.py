@@ -133,10 +133,10 @@ class ScaleView:
     def hotter(self) -> dict[str, float]:
         """The peak of the original's hottest rank over the chosen one's, by depth; empty where that is the hottest."""
         bars = {bar.hottest: bar.nbytes for bar in self.bars if bar.model == "original"}
-        found = {"whole depth": bars[True] / bars[False]} if len(bars) == 2 else {}
+        found = {"whole depth": round(bars[True] / bars[False], 2)} if len(bars) == 2 else {}
         courses = {one.hottest: one.emulation.peak_bytes for one in self.courses if one.model == "original"}
         if found and len(courses) == 2 and not self.stale:
-            found[self.depth] = courses[True] / courses[False]
+            found[self.depth] = round(courses[True] / courses[False], 2)
         return found
 
 

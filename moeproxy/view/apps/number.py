@@ -49,7 +49,9 @@ class NumberControl:
         )
         self.slider.observe(status.guard(self._slider_moved), "index")
         self.box.observe(status.guard(self._typed), "value")
-        self.widget = widgets.HBox([self.slider, self.box])
+        self.slider.layout.max_width = "100%"
+        beside = widgets.Layout(flex_flow="row wrap", align_items="center", max_width="100%")
+        self.widget = widgets.Box([self.slider, self.box], layout=beside)
 
     @property
     def value(self) -> int:

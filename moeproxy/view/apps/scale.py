@@ -287,7 +287,7 @@ def _three_eighths(counts: list[int]) -> int:
 
 def _choice(name: str, options: list[tuple[str, str]], value: str) -> widgets.Dropdown:
     made = widgets.Dropdown(options=options, value=value, description=name, style={"description_width": "initial"})
-    made.layout.width = "max-content"
+    made.layout.width, made.layout.max_width = "max-content", "100%"
     return made
 
 

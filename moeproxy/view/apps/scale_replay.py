@@ -36,6 +36,8 @@ SMALL: dict[str, Any] = {
 }
 """A Qwen3 MoE small enough to train in two processes of one machine within seconds."""
 WORLD, EP, STEPS = 2, 2, 4
+_TIMED = 3
+"""Steps with which seconds are a range: the first makes the optimizer's state, the last is metered."""
 
 
 class _Reporting(threading.Event):
@@ -68,7 +70,7 @@ class ReplayPanel:
     def __init__(self, recording: Recording | str | Path | None = None) -> None:
         given = recording if isinstance(recording, Recording | None) else Recording.open(recording)
         self.recording: Recording | None = given
-        self._own = TemporaryDirectory() if given is None else None
+        self._folder = TemporaryDirectory()
         self.alone: dict[int, Emulation] = {}
         world = given.world if given else WORLD
         self.status, self.table = Status("Not recorded yet." if given is None else "Ready."), LiveTable(260)
@@ -77,7 +79,9 @@ class ReplayPanel:
         self.rank.layout.width = "max-content"
         label = "Run this rank alone" if given else "Record two ranks, run one alone"
         self.job = Job(self._work, label, cancel="Cancel replay", status=self.status, on_done=self._show)
-        self.widget = widgets.VBox([widgets.HBox([self.rank, self.job.widget]), self.status.widget, self.table.widget])
+        wrapping = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 12px")
+        controls = widgets.Box([self.rank, self.job.widget], layout=wrapping)
+        self.widget = widgets.VBox([controls, self.status.widget, self.table.widget])
 
     def settle(self, timeout_s: float = 300.0) -> bool:
         """Wait until nothing is running; return whether the last job was done."""
@@ -93,23 +97,21 @@ class ReplayPanel:
             raise ScaleError(f"rank {rank} was not run alone yet", remedy="press the button, and see the status line")
         return self.alone[rank]
 
-    def _work(self, report: Report) -> int:
+    def _work(self, report: Report) -> tuple[int, Recording]:
         rank = int(self.rank.value)  # pyright: ignore[reportArgumentType]
         made = self.recording = self.recording or self._record(report)
         stop = _Reporting(report, f"Running rank {rank} of {made.world} alone.")
         self.alone[rank] = emulate(made.program, made.world, made.ep, rank, level="replay", recording=made, cancel=stop)
-        return rank
+        return rank, made
 
     def _record(self, report: Report) -> Recording:
-        assert self._own is not None
         stop = _Reporting(report, f"Running {WORLD} ranks for {STEPS} steps.")
         program = GRPOProgram(SMALL, sequences=2, prompt=32, completion=96, learning_rate=1e-3)
-        return record(program, WORLD, EP, Path(self._own.name) / "run", steps=STEPS, cancel=stop)
+        return record(program, WORLD, EP, Path(self._folder.name) / "run", steps=STEPS, cancel=stop)
 
-    def _show(self, rank: int) -> None:
-        assert self.recording is not None
-        table = replayed_table(self.recording, self.alone)
-        self.table.show(table, f"Ranks of {self.recording.world} run alone, {self.recording.steps} steps")
+    def _show(self, done: tuple[int, Recording]) -> None:
+        rank, made = done
+        self.table.show(replayed_table(made, self.alone), f"Ranks of {made.world} run alone, {made.steps} steps")
         self.status.say(f"Rank {rank} ran alone.")
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
@@ -135,6 +137,8 @@ def _row(recording: Recording, alone: Emulation) -> dict[str, object]:
         "peak": gib(alone.peak_bytes),
         "arises in": f"{alone.peak_phase}, {alone.peak_module or 'outside any module'}",
     }
+    if recording.steps < _TIMED:
+        return row | {"seconds": f"need {_TIMED} steps or more, since the first does not count"}
     return row | _times(recorded_time(recording, alone))
 
 
@@ -144,9 +148,9 @@ def _equal(found: object, real: object) -> str:
 
 def _times(time: StepTime) -> dict[str, object]:
     return {
-        "computing alone, s": span(time.compute, 2),
-        "communication as recorded, s": span(time.communication, 2),
+        "computing, s": span(time.compute, 2),
+        "communication, s": span(time.communication, 2),
         "together, s": span(time.total, 2),
-        "the real steps took, s": span(time.measured, 2) if time.measured else "",
+        "real steps, s": span(time.measured, 2) if time.measured else "",
         "machine": time.machine,
     }

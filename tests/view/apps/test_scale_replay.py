@@ -47,11 +47,14 @@ def test_what_differs_is_said_and_seconds_are_ranges(tmp_path: Path) -> None:
     assert table["losses"].tolist() == ["bitwise equal", "DIFFERENT"]
     assert table["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
     assert table["peak"].tolist() == ["6.00 GiB"] * 2
-    assert table["computing alone, s"].tolist() == ["0.75 to 0.75"] * 2
-    assert table["communication as recorded, s"][0] == "0.25 to 0.5"
+    assert table["computing, s"].tolist() == ["0.75 to 0.75"] * 2
+    assert table["communication, s"][0] == "0.25 to 0.5"
     assert table["together, s"][0] == "0.75 to 1.2"
-    assert table["the real steps took, s"][0] == "1 to 1.5"
+    assert table["real steps, s"][0] == "1 to 1.5"
     assert table["machine"][0] == "a box"
+    short = replay.replayed_table(replace(recording, steps=2), found)
+    assert short["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
+    assert "need 3 steps" in short["seconds"][0]
 
 
 def test_a_given_recording_is_not_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
