@@ -80,7 +80,7 @@ class Rank:
     def train(self, iteration: int) -> None:
         """Train as one rank, from the start or from what the living ranks remember."""
         if self.pusher is not None:
-            self.pusher.end()  # of the iteration before: it must not write to what is read now
+            self.pusher.drop()  # of the iteration before: it must not write to what is read now
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.memory.become(rank)
         limit = datetime.timedelta(seconds=self.me.plan.timeout)

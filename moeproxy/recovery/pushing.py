@@ -47,7 +47,7 @@ class Pusher:
         self._arrived = threading.Event()
         self._arrived.set()
         self._problem: BaseException | None = None
-        self._over = False
+        self._over, self._lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"pusher-{rank}", daemon=True)
         self._thread.start()
 
@@ -69,15 +69,19 @@ class Pusher:
         return time.monotonic() - began
 
     def close(self) -> None:
-        """Let what is under way arrive, and end the thread."""
+        """Let what is under way arrive and be written, and end the thread."""
         self.arrived()
-        self.end()
-
-    def end(self) -> None:
-        """End the thread; what is under way is given up with the connections."""
-        self._over = True
         self._queue.put(None)
         self._thread.join(_PATIENCE_S)
+
+    def drop(self) -> None:
+        """Give up what is under way; memory is not written to any more, wherever the thread may wait.
+
+        It was seen to wait for a minute on a connection whose other end had died, well beyond gloo's own limit.
+        """
+        with self._lock:
+            self._over = True
+        self._queue.put(None)
 
     def _run(self) -> None:
         try:
@@ -93,8 +97,13 @@ class Pusher:
     def _copy(self, step: int) -> torch.Tensor:
         own = self._memory.room(self._shard.numel)
         self._shard.copy_to(own)
-        self._memory.keep(self._memory.own, step, own)
+        self._keep(self._memory.own, step, own)
         return own
+
+    def _keep(self, store: dict[int, torch.Tensor], step: int, flat: torch.Tensor) -> None:
+        with self._lock:
+            if not self._over:
+                self._memory.keep(store, step, flat)
 
     def _push(self, step: int, own: torch.Tensor) -> None:
         arriving = self._memory.room(self._left_numel)
@@ -105,7 +114,7 @@ class Pusher:
         self._me.suffer("publish", step)
         for move in moves:
             move.wait()
-        self._memory.keep(self._memory.peer, step, arriving)
+        self._keep(self._memory.peer, step, arriving)
 
     def _log(self, step: int, own: torch.Tensor) -> None:
         if self._me.plan.digests:
