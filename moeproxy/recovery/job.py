@@ -285,9 +285,12 @@ class Job:
             self._restart_role(worker)
 
     def _restart_role(self, worker: Worker) -> None:
+        import ray
+
         manager = self._workers.get(ev.MANAGER)
-        if worker.role == ev.ROLLOUT and manager:
-            manager.actor.lost.remote(worker.name)
+        if worker.role == ev.ROLLOUT and manager and manager.state == WORKING:
+            # Before its replacement can ask for work under the same name.
+            ray.wait([manager.actor.lost.remote(worker.name)], timeout=self.plan.answer)
         standby = next((w for w in self._workers.values() if w.role == ev.STANDBY), None)  # at worst still starting
         if worker.role == ev.TRAINER and standby:
             del self._workers[standby.name]

@@ -118,14 +118,14 @@ def _manager(steps: int = 3, lag: int = 1, committed: int = 0) -> ManagerRole:
 def test_shares_go_out_once_and_come_back_in_order() -> None:
     async def job() -> None:
         manager = _manager()
-        orders: list[Order] = [await manager.next(name) for name in ("x", "y", "x", "y")]  # type: ignore[misc]
+        orders: list[Order] = [await manager.next(name) for name in ("x", "y", "u", "v")]  # type: ignore[misc]
         assert [(o.step, o.share, o.version, o.prompts) for o in orders] == [
             (1, 0, 0, ("1a", "1b")),
             (1, 1, 0, ("1c", "1d")),
             (2, 0, 0, ("2a", "2b")),
             (2, 1, 0, ("2c", "2d")),
         ]
-        waiting = asyncio.create_task(manager.next("x"))  # step 3 needs the weights after step 1
+        waiting = asyncio.create_task(manager.next("w"))  # step 3 needs the weights after step 1
         await manager.deliver("y", 1, 1, b"second")
         await manager.deliver("x", 1, 0, b"first")
         await manager.deliver("z", 1, 0, b"again")  # made twice: the first stays
@@ -148,6 +148,29 @@ def test_what_a_lost_rollout_was_at_goes_out_again() -> None:
         await manager.lost("x")
         assert (await manager.next("y")).share == 0
         assert (await manager.look())["at"] == {"y": (1, 0)}
+
+    asyncio.run(job())
+
+
+def test_a_rollout_that_died_while_it_waited_is_given_nothing() -> None:
+    """Seen in a real job: the dead one's question was still open, got the next share, and nobody ever made it."""
+
+    async def job() -> None:
+        manager = _manager(steps=2, lag=0)
+        for share, payload in enumerate((b"a", b"b")):
+            assert (await manager.next("x")).share == share  # type: ignore[union-attr]
+            await manager.deliver("x", 1, share, payload)
+        dead, other = (asyncio.create_task(manager.next(name)) for name in ("x", "y"))
+        await asyncio.sleep(0)
+        await manager.lost("x")
+        assert await dead is None
+        await manager.available("y", ("127.0.0.1", 9), 1)
+        await manager.commit(1)
+        assert (await other).share == 0
+        assert (await manager.look())["at"] == {"y": (2, 0)}
+        assert (await manager.next("x")).share == 1  # its replacement
+        assert (await manager.next("x")).share == 1  # and the next one, of which nobody said that the last was lost
+        assert (await manager.look())["at"] == {"y": (2, 0), "x": (2, 1)}
 
     asyncio.run(job())
 
