@@ -2,13 +2,15 @@
 
     python -m moeproxy.recovery.study --out out/recovery
 
-Jobs that are finished are not made again, so it can be stopped and called again.
+Jobs that have ended are not made again, and one that was cut short is: it can be stopped and called again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -22,13 +24,14 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
-from moeproxy.recovery.outcome import RoleRun
+from moeproxy.recovery.outcome import RoleRun, read_job
 from moeproxy.recovery.parting import verify
 from moeproxy.recovery.plan import PHASES, Mishap, RolePlan
 
 _FORMAT = "moeproxy.recovery_study"
 FREQUENCIES = (0.0, 0.02, 0.10)
 SEEDS = (0, 1, 2)
+_ENDED = ("finished", "failed")
 SETTINGS = GRPOSettings(steps=50)
 
 
@@ -152,26 +155,32 @@ def compare_strategies(
     rows = []
     for seed in seeds:
         here = replace(spec, seed=seed)
-        calm = _made(here, out / f"calm-s{seed}", RolePlan(standby=False), limit)
+        calm = _job(here, out, NONE, 0.0, limit)
         for frequency in frequencies:
             for strategy in strategies:
-                mishaps = faults_for(spec.settings.steps, frequency, seed)
-                plan = RolePlan(strategy=strategy, mishaps=mishaps, standby=strategy == ROLE, max_task_restarts=1000)
-                made = _made(here, out / f"{strategy}-f{frequency:g}-s{seed}", plan, limit)
+                made = _job(here, out, strategy, frequency, limit)
                 rows.append(_row(made, calm, frequency))
                 if report:
                     report(rows[-1])
     return Study(tuple(rows))
 
 
+def _job(spec: RunSpec, out: Path, strategy: str, frequency: float, limit: float) -> RoleRun:
+    mishaps = faults_for(spec.settings.steps, frequency, spec.seed)
+    plan = RolePlan(strategy=strategy, mishaps=mishaps, standby=strategy == ROLE, max_task_restarts=1000)
+    return _made(spec, out / f"{strategy}-f{frequency:g}-s{spec.seed}", plan, limit)
+
+
 def _made(spec: RunSpec, folder: Path, plan: RolePlan, limit: float) -> RoleRun:
     from moeproxy.recovery.job import Job
 
     if (folder / "job.json").exists():
-        found = RoleRun.load(folder)
-        if (found.spec, found.plan) != (spec, plan):
+        if read_job(folder) != (spec, plan):
             raise RecoveryError("another job is here", where=folder, remedy="choose another folder")
-        return found
+        with contextlib.suppress(RecoveryError):  # its process ended before it
+            if (found := RoleRun.load(folder)).outcome.startswith(_ENDED):
+                return found
+        shutil.rmtree(folder)  # this very job, cut short
     return Job(spec, folder, plan).run(limit)
 
 
