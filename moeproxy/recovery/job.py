@@ -28,7 +28,7 @@ from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TAS
 from moeproxy.recovery.trainer_role import STATES
 
 _LOOK_S = 0.05
-_START_S = 120.0
+_START_S = 180.0
 Report = Callable[[dict[str, Any]], None]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,10 +21,13 @@ from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import Job, Mishap, RolePlan, RoleRun, crew
 from moeproxy.recovery.crew import ray_running
+from moeproxy.recovery.job import Report
 from moeproxy.recovery.machine_faults import machine_fault
+from tests.recovery.processes import descendants, gone, listening, running
 
 pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
 
+Sockets = dict[int, set[str]]
 SETTINGS = GRPOSettings(steps=10, prompts=4, samples=4, tasks=64)
 SPEC = RunSpec(data_dir() / "models" / "qwen3-moe-tiny", seed=3, settings=SETTINGS)
 LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
@@ -34,38 +39,54 @@ def one_ray() -> Iterator[None]:
         yield
 
 
-def _job(folder: Path, *mishaps: Mishap, **plan: Any) -> RoleRun:
-    made = Job(SPEC, folder, RolePlan(**({"checkpoint_every": 4} | plan), mishaps=mishaps)).run(LIMIT)
+def _job(folder: Path, *mishaps: Mishap, report: Report | None = None, **plan: Any) -> RoleRun:
+    made = Job(SPEC, folder, RolePlan(**({"checkpoint_every": 4} | plan), mishaps=mishaps), report).run(LIMIT)
     assert not _alive(folder), "processes of the job are left"
     return made
 
 
 def _alive(folder: Path) -> set[int]:
     pids = {event.info["pid"] for event in recovery.read_events(folder) if event.event == "start"}
-    deadline = time.monotonic() + 5
-    while (left := {pid for pid in pids if _running(pid)}) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
-def _running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
+    return gone(lambda: {pid for pid in pids if running(pid)}, 5)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> RoleRun:
-    found = _job(tmp_path_factory.mktemp("roles") / "undisturbed", standby=False)
+def watched(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[RoleRun, Sockets]:
+    """The undisturbed job, and who listened on which addresses while it ran."""
+    seen: Sockets = {}
+
+    def look(board: dict[str, Any]) -> None:
+        if board["step"]:
+            seen.update(listening(descendants(os.getpid())))
+
+    found = _job(tmp_path_factory.mktemp("roles") / "undisturbed", report=look, standby=False, heartbeat=0.1)
     assert found.finished
     assert not found.ettr().outages
-    return found
+    return found, seen
+
+
+@pytest.fixture(scope="module")
+def undisturbed(watched: tuple[RoleRun, Sockets]) -> RoleRun:
+    return watched[0]
 
 
 @pytest.mark.kill
-def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(tmp_path: Path) -> None:
+def test_nobody_else_can_reach_a_job(watched: tuple[RoleRun, Sockets]) -> None:
+    found, seen = watched
+    members = {event.info["pid"] for event in recovery.read_events(found.folder) if event.event == "start"}
+    assert len(members) == 4  # trainer, two rollouts, manager; each serves Ray's calls, rollouts serve weights, too
+    assert members < seen.keys()
+    assert len(seen) >= 8  # and Ray's own processes
+    assert set().union(*seen.values()) <= {"127.0.0.1", "::1"}
+
+
+def test_a_socket_that_others_can_reach_is_seen() -> None:
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
+        assert listening([os.getpid()])[os.getpid()] >= {"0.0.0.0", "127.0.0.1"}
+
+
+@pytest.mark.kill
+def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(one_ray: None, tmp_path: Path) -> None:
     found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
     assert found.trace().equals(run(SPEC))
 
@@ -108,11 +129,11 @@ def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undistur
 def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tmp_path: Path) -> None:
     """A collective that never returns: the trainer's process lives and answers. A rollout hangs the same way."""
     hangs = (Mishap("trainer", 3, "update", "hang"), Mishap("rollout-0", 7, "generate", "hang"))
-    found = _job(tmp_path / "job", *hangs, trainer_hang=2.0, rollout_hang=0.5, heartbeat=0.2)
+    found = _job(tmp_path / "job", *hangs, trainer_hang=3.0, rollout_hang=0.8, heartbeat=0.2)
     assert found.finished, found
     assert recovery.verify(undisturbed.folder, found.folder).equal
     assert [(item.role, item.kind) for item in found.ettr().outages] == [("trainer", "hung"), ("rollout", "hung")]
-    assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 2.0
+    assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 3.0
 
 
 @pytest.mark.kill
@@ -178,7 +199,7 @@ def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undistur
 
 
 @pytest.mark.kill
-def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(tmp_path: Path) -> None:
+def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: None, tmp_path: Path) -> None:
     twice = [Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")]
     found = _job(tmp_path / "job", *twice, max_task_restarts=0)
     assert not found.finished
@@ -189,11 +210,13 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(tmp_path: 
 
 
 @pytest.mark.kill
-def test_an_interrupted_job_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_job_leaves_no_process(one_ray: None, tmp_path: Path) -> None:
     job = Job(SPEC, tmp_path / "job", RolePlan(standby=False))
     threading.Timer(3.0, job.stop).start()
+    before = descendants(os.getpid())
     assert job.run(LIMIT).outcome == "stopped"
     assert not _alive(tmp_path / "job")
+    assert not gone(lambda: descendants(os.getpid()) - before, 20)  # those that were starting, too
     with pytest.raises(RecoveryError, match="not up"):
         job.kill("trainer")
 
