@@ -4,7 +4,8 @@ A member needs seven seconds of CPU time for imports and half a second for the r
 forks: Ray starts a worker with `fork_client.py`, which hands over arguments, environment and streams. Where the
 template is gone, that program becomes an ordinary worker.
 
-It also is the job's last guard: when the program that started it ends, however it ends, all copies are killed.
+It also is the job's last guard: when the program that started it ends, however it ends, all copies are killed, and what
+Ray leaves behind then.
 """
 
 from __future__ import annotations
@@ -126,11 +127,12 @@ def _preload(modules: Sequence[str]) -> None:
 def _serve(listening: socket.socket) -> dict[str, Any]:
     """Fork a copy for each request; return only in a copy, with its request. Ends when the standard input closes."""
     copies: set[int] = set()
+    wards: dict[int, str] = {}
     while True:
         ready, _, _ = select.select([listening, sys.stdin], [], [], _LOOK_S)
         copies -= _ended()
         if sys.stdin in ready:  # nothing is ever written there: it was closed
-            for pid in copies:
+            for pid in copies | {ward for ward, born in wards.items() if _born(ward) == born}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os._exit(0)
@@ -149,6 +151,7 @@ def _serve(listening: socket.socket) -> dict[str, Any]:
                 for stream in streams:
                     os.close(stream)
                 connection.sendall(str(pid).encode())
+                wards = _children(os.environ.get("RAY_RAYLET_PID", ""))
 
 
 def _ended() -> set[int]:
@@ -158,6 +161,27 @@ def _ended() -> set[int]:
         while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
             found.add(pid)
     return found
+
+
+def _children(parent: str) -> dict[int, str]:
+    """Return the children of a process, each with the time of its start.
+
+    Ray's agents are such: when the process that started Ray is killed they wait for ever for a pipe to close.
+    """
+    found = {}
+    for place in Path("/proc").glob("[0-9]*/stat") if parent else ():
+        with contextlib.suppress(OSError):
+            fields = place.read_text().rpartition(")")[2].split()
+            if fields[1] == parent:
+                found[int(place.parent.name)] = fields[19]
+    return found
+
+
+def _born(pid: int) -> str:
+    """Return when a process was started, in the kernel's units; "" when it is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return ""
 
 
 def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
