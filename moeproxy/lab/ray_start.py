@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,35 +65,59 @@ def alone(starter: Path | None = None) -> Iterator[None]:
     """
     from ray._private import node, ray_constants, services
 
-    found = services.get_node
-
-    def patient(*arguments: Any, **named: Any) -> Any:
-        deadline = time.monotonic() + _START_S
-        while True:
-            try:
-                return found(*arguments, **named)
-            except RuntimeError:  # it is not up yet
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
     before = os.environ.get(NO_CLUSTER)
     constants = ray_constants.ENABLE_RAY_CLUSTER, ray_constants.SETUP_WORKER_FILENAME
+    found, raylet = services.get_node, node.Node.start_raylet
     kept = {name: getattr(node.Node, name) for name in _UNUSED if hasattr(node.Node, name)}
+    nodes: list[Any] = []
+
+    def started(self: Any, *arguments: Any, **named: Any) -> Any:
+        _ports_known(self)
+        nodes.append(self)
+        return raylet(self, *arguments, **named)
+
     os.environ[NO_CLUSTER], ray_constants.ENABLE_RAY_CLUSTER = "0", False  # for its processes, and for this one
     if starter is not None:
         ray_constants.SETUP_WORKER_FILENAME = str(starter.absolute())  # joined to a folder: an absolute path wins
-    services.get_node = patient
+    services.get_node, node.Node.start_raylet = _patient(found, nodes), started
     for name in kept:
-        setattr(node.Node, name, nothing)
+        setattr(node.Node, name, lambda *_, **__: None)
     try:
         yield
     finally:
-        services.get_node = found
+        services.get_node, node.Node.start_raylet = found, raylet
         for name, method in kept.items():
             setattr(node.Node, name, method)
         ray_constants.ENABLE_RAY_CLUSTER, ray_constants.SETUP_WORKER_FILENAME = constants
         os.environ.pop(NO_CLUSTER) if before is None else os.environ.update({NO_CLUSTER: before})
+
+
+def _patient(find: Callable[..., Any], nodes: Sequence[Any]) -> Callable[..., Any]:
+    """Return a `services.get_node` that waits for a node longer than Ray does, while its raylet lives."""
+
+    def found(*arguments: Any, **named: Any) -> Any:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                return find(*arguments, **named)
+            except RuntimeError:  # it is not up yet
+                raylets = [info for node in nodes for info in node.all_processes.get("raylet", ())]
+                if time.monotonic() > deadline or any(info.process.poll() is not None for info in raylets):
+                    raise
+                time.sleep(0.2)
+
+    return found
+
+
+def _ports_known(node: Any) -> None:
+    """Let a raylet know at once which ports its agents have: it ends itself when it has to wait for more than 15 s.
+
+    So it does in Ray 2.60 (ray-project/ray, issue 65983). Those of the dashboard's agent are not used: -1, as that
+    agent says itself where dashboards are not installed.
+    """
+    from ray import _raylet
+
+    for name in ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME"):
+        _raylet.persist_port(node._session_dir, node._node_id, getattr(_raylet, name), -1)
+    with socket.create_server((_LOOPBACK, 0)) as free:
+        node._ray_params.runtime_env_agent_port = free.getsockname()[1]
