@@ -32,7 +32,7 @@ _FORMAT = "moeproxy.recovery_study"
 FREQUENCIES = (0.0, 0.02, 0.10)
 SEEDS = (0, 1, 2)
 _ENDED = ("finished", "failed")
-SETTINGS = GRPOSettings(steps=50)
+SETTINGS = GRPOSettings(steps=50, prompts=4, samples=4, tasks=256)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 
 from moeproxy.recovery.fork_client import VARIABLE
 from moeproxy.recovery.template import CLIENT, Template
-from tests.recovery.processes import descendants, gone, running
+from tests.recovery.processes import descendants, gone, running, stats
 
 TELL = """
 import json, os, sys
@@ -26,7 +26,7 @@ OWNER = """
 import os, subprocess, sys
 from moeproxy.recovery.template import CLIENT, Template
 template = Template(["json"])
-template.start()
+template.start({"RAY_RAYLET_PID": sys.argv[2]})
 subprocess.run([sys.executable, CLIENT, sys.argv[1]], env=os.environ | template.variables)
 print(template.pid, flush=True)
 sys.stdin.read()
@@ -80,12 +80,29 @@ def test_copies_end_with_the_template(tmp_path: Path) -> None:
     assert not gone(lambda: {pid for pid in (copy, template.pid) if running(pid)}, 5)
 
 
-def test_when_its_owner_is_killed_the_template_ends_and_all_copies(tmp_path: Path) -> None:
+def test_a_copy_that_would_belong_to_another_ray_starts_anew(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("")  # in place of the real one, for which two seconds are not needed here
+    (tmp_path / "tell.py").write_text(TELL)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    for given, before in (({}, True), ({"RAY_JOB_ID": "01000000"}, False)):
+        with Template(["colorsys", "ray"]) as template:
+            template.start({"PYTHONPATH": path, **given})
+            assert _told(template, tmp_path / "tell.py", tmp_path)["before"] == before
+
+
+def test_when_its_owner_is_killed_the_template_ends_and_all_copies_and_rays_agents(tmp_path: Path) -> None:
     (tmp_path / "wait.py").write_text(WAIT)
-    command = [sys.executable, "-c", OWNER, str(tmp_path / "wait.py")]
+    raylet = subprocess.Popen(["sh", "-c", "sleep 600; exit 7"])  # not the owner's; its child is an agent
+    assert not gone(lambda: {raylet.pid} - _parents(), 5)
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "wait.py"), str(raylet.pid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pids = {int(owner.stdout.readline()), int(owner.stdout.readline())}
         assert pids < descendants(owner.pid)
         owner.kill()
     assert not gone(lambda: {pid for pid in pids if running(pid)}, 5)
+    assert raylet.wait(5) == 7
+
+
+def _parents() -> set[int]:
+    return {parent for _, _, parent, _ in stats()}
