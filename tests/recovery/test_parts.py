@@ -17,7 +17,9 @@ from moeproxy.recovery.channel import Address, Server, checksum, fetch
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.detection import ASK, FAILED, FINE, PATIENCE, Monitor, Progress
 from moeproxy.recovery.events import STEP_BEGIN, STEP_COMMIT, EventLog, trainer_step
+from moeproxy.recovery.holding import Holding
 from moeproxy.recovery.manager_role import ManagerRole, Order, bounds
+from moeproxy.recovery.member import Member
 from moeproxy.recovery.plan import Mishap, RolePlan, due
 from moeproxy.recovery.policy import (
     DIED,
@@ -331,3 +333,36 @@ def test_the_step_a_trainer_died_in_is_read_from_its_events(tmp_path: Path) -> N
         assert trainer_step(tmp_path) == step
         log.add(STEP_COMMIT, step)
     assert trainer_step(tmp_path) == 200
+
+
+class _Holder:
+    """A rollout's handle, which keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, bytes]] = []
+        self.hold = self
+        self.remote = lambda step, payload: self.got.append((step, payload))
+
+
+@pytest.mark.parametrize("resumed_first", [True, False])
+def test_a_state_reaches_all_holders_whoever_comes_first(resumed_first: bool) -> None:
+    """Seen in a real job: the job named a second rollout while the trainer took over its state; nobody got it."""
+    one, two = _Holder(), _Holder()
+    holding = Holding()
+    steps = [lambda: holding.resume(4, b"state"), lambda: holding.name([one, two])]
+    for step in steps if resumed_first else reversed(steps):
+        step()
+    holding.name([one], first=True)  # what the trainer was started with
+    assert one.got == two.got == [(4, b"state")]
+    three = _Holder()  # in the place of the first
+    holding.name([three, two])
+    assert (len(one.got), len(two.got), three.got) == (1, 1, [(4, b"state")])
+
+
+def test_the_manager_named_last_is_used_though_the_first_comes_later(tmp_path: Path) -> None:
+    member = Member(PLAN, tmp_path, "rollout", "rollout-0")
+    member.connect("replacement")
+    member.connect("dead", first=True)
+    assert member._manager == "replacement"
+    member.connect("another")
+    assert member._manager == "another"
