@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,11 +90,18 @@ class Study:
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.table())}</pre>"
 
+    def in_order(self, frequency: float) -> bool:
+        """Whether restarting only the failed role beats restarting everything, in ETTR, for every seed."""
+        found = {(row.strategy, row.seed): row.ettr for row in self.rows if row.frequency == frequency}
+        seeds = {seed for _, seed in found}
+        return bool(seeds) and all(found[ROLE, seed] > found[TASK, seed] for seed in seeds)
+
     def save(self, path: str | Path) -> Path:
         """Write the study to a JSON file, atomically, and return its path."""
         target = Path(path)
         with atomic_file(target) as temporary:
-            stored = {"format": _FORMAT, "rows": [asdict(row) for row in self.rows], "provenance": provenance()}
+            made = provenance(machine=_machine())
+            stored = {"format": _FORMAT, "rows": [asdict(row) for row in self.rows], "provenance": made}
             temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
         return target
 
@@ -200,6 +209,14 @@ def _row(run: RoleRun, calm: RoleRun, frequency: float) -> Row:
         wall=effective.wall,
         equal=verify(calm.folder, run.folder).equal,
     )
+
+
+def _machine() -> str:
+    """Return the machine's processor and cores, and how many programs wanted one in the last quarter of an hour."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        name = next((line.partition(":")[2].strip() for line in stream if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} at the end"
 
 
 def _again(run: RoleRun) -> int:

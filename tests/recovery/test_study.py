@@ -84,6 +84,9 @@ def test_a_study_reads_its_jobs_and_says_what_each_strategy_costs(tmp_path: Path
     assert task.ettr == task.strict == pytest.approx(10 / (10 + 0.5 + 8 + 2))
     assert (role.recovery, task.recovery) == (pytest.approx(1.0), pytest.approx(8.0))
     assert role.faults == 1
+    assert found.in_order(0.1)
+    assert not Study((none, task, replace(role, ettr=task.ettr))).in_order(0.1)
+    assert not found.in_order(0.02)  # not made
     assert Study.load(found.save(tmp_path / "study.json")) == found
     assert "| restart the failed role | 10% | 1.0 | 0 | 0.91 | 0.87 | 12 |" in found.table()
     with pytest.raises(RecoveryError, match="another job is here"):
