@@ -28,7 +28,8 @@ def lighthouse(folder: Path) -> None:
     server = LighthouseServer(
         bind=f"{LOOPBACK}:0",
         min_replicas=plan.active,
-        join_timeout_ms=200,
+        # A living rank that is slow is waited for; without it, it would have to heal. A dead one misses its heartbeats.
+        join_timeout_ms=int(1000 * max(plan.timeout, 4 * plan.heartbeat)),
         quorum_tick_ms=20,
         heartbeat_timeout_ms=int(1000 * plan.heartbeat),
     )
