@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from moeproxy import recovery
 from moeproxy.errors import RecoveryError
 from moeproxy.places import data_dir
-from moeproxy.recovery import Mishap, hotswap
+from moeproxy.recovery import Mishap, hotswap, hotswap_replicated
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
 from moeproxy.recovery.torchft_log import LEFT, torchft_events
@@ -79,6 +80,23 @@ def test_a_job_without_a_member_that_has_the_state_is_over() -> None:
     assert hotswap._with_state([begun], members) == members  # nobody has begun
     assert hotswap._with_state([begun, step], members) == set()
     assert hotswap._with_state([begun, step, healed], members) == {"trainer-3"}
+
+
+def test_gradients_of_a_step_in_which_a_peer_died_come_back_as_they_are() -> None:
+    torch = pytest.importorskip("torch")
+    whole: Any = torch.futures.Future()
+    whole.set_result("averaged")
+
+    def manager(future: object) -> Any:
+        work = SimpleNamespace(wait=lambda: False, get_future=lambda: future)
+        return SimpleNamespace(allreduce=lambda _: work)
+
+    def found(future: object) -> object:
+        return hotswap_replicated._averaged(manager(future), "own").value()
+
+    assert found(SimpleNamespace(_fut=whole)) == "averaged"
+    assert found(SimpleNamespace(_fut=None)) == "own"  # torchft's when it failed while it waited
+    assert found(torch.futures.Future()) == "own"  # and when it had failed before
 
 
 def test_what_cannot_be_swapped_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
