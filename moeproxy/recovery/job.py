@@ -101,6 +101,7 @@ class Job:
             finally:
                 for worker in list(self._workers.values()):
                     let_go(worker)
+                self._workers.clear()
                 self._log.add(ev.JOB_END, self._committed, outcome=self._outcome or "interrupted")
         return RoleRun.load(self.folder)
 
