@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +90,7 @@ def test_a_study_reads_its_jobs_and_says_what_each_strategy_costs(tmp_path: Path
     assert not Study((none, task, replace(role, ettr=task.ettr))).in_order(0.1)
     assert not found.in_order(0.02)  # not made
     assert Study.load(found.save(tmp_path / "study.json")) == found
+    assert f"{os.cpu_count()} cores" in json.loads((tmp_path / "study.json").read_text())["provenance"]["machine"]
     assert "| restart the failed role | 10% | 1.0 | 0 | 0.91 | 0.87 | 12 |" in found.table()
     with pytest.raises(RecoveryError, match="another job is here"):
         compare_strategies(replace(SPEC, settings=GRPOSettings(steps=11)), tmp_path, frequencies=(0.1,), seeds=(0,))
