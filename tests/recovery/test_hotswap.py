@@ -18,7 +18,7 @@ from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
 from moeproxy.recovery.torchft_log import LEFT, torchft_events
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
-LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
+LIMIT = 180.0  # a job takes seconds; the first one also waits for imports, a minute on a busy machine
 Swap = Callable[..., SwapRun]
 
 

@@ -30,7 +30,7 @@ pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recove
 Sockets = dict[int, set[str]]
 SETTINGS = GRPOSettings(steps=10, prompts=4, samples=4, tasks=64)
 SPEC = RunSpec(data_dir() / "models" / "qwen3-moe-tiny", seed=3, settings=SETTINGS)
-LIMIT = 180.0  # a job takes half a minute; on a busy machine its processes alone take one to start
+LIMIT = 180.0  # a job takes seconds; the first one also waits for imports, a minute on a busy machine
 
 
 @pytest.fixture(scope="module")
