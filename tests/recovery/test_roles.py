@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -210,11 +211,21 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: N
 
 
 @pytest.mark.slow
-def test_an_interrupted_job_leaves_no_process(one_ray: None, tmp_path: Path) -> None:
-    job = Job(SPEC, tmp_path / "job", RolePlan(standby=False))
-    threading.Timer(3.0, job.stop).start()
-    before = descendants(os.getpid())
-    assert job.run(LIMIT).outcome == "stopped"
+@pytest.mark.parametrize("how", ["stop", "interrupt"])
+def test_a_job_that_is_stopped_or_whose_cell_is_interrupted_leaves_no_process(
+    how: str, one_ray: None, tmp_path: Path
+) -> None:
+    long = replace(SPEC, settings=replace(SETTINGS, steps=200, tasks=800))
+    job, before = Job(long, tmp_path / "job", RolePlan(standby=False)), descendants(os.getpid())
+    end = threading.Timer(3.0, job.stop if how == "stop" else lambda: os.kill(os.getpid(), signal.SIGINT))
+    end.start()
+    if how == "stop":
+        assert job.run(LIMIT).outcome == "stopped"
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            job.run(LIMIT)
+        (ended,) = [event for event in recovery.read_events(tmp_path / "job") if event.event == "job_end"]
+        assert ended.info["outcome"] == "interrupted"
     assert not _alive(tmp_path / "job")
     assert not gone(lambda: descendants(os.getpid()) - before, 20)  # those that were starting, too
     with pytest.raises(RecoveryError, match="not up"):
