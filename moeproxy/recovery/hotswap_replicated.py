@@ -96,7 +96,7 @@ def _parallel(manager: Any, model: Any) -> Any:
 
     class Parallel(DistributedDataParallel):
         @staticmethod
-        def _comm_hook(state: Any, bucket: Any) -> Any:
+        def _comm_hook(state, bucket):  # torch looks at annotations here and takes its own only
             return _averaged(state, bucket.buffer())
 
     return Parallel(manager, model)
