@@ -96,7 +96,8 @@ def _of_this_ray() -> dict[str, str]:
     import ray
     from ray._private.worker import global_worker
 
-    (raylet,) = global_worker.node.all_processes["raylet"]
+    node: Any = global_worker.node
+    (raylet,) = node.all_processes["raylet"]
     return {"RAY_JOB_ID": ray.get_runtime_context().get_job_id(), "RAY_RAYLET_PID": str(raylet.process.pid)}
 
 
