@@ -117,7 +117,8 @@ def _ports_known(node: Any) -> None:
     """
     from ray import _raylet
 
+    raylet: Any = _raylet  # compiled
     for name in ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME"):
-        _raylet.persist_port(node._session_dir, node._node_id, getattr(_raylet, name), -1)
+        raylet.persist_port(node._session_dir, node._node_id, getattr(raylet, name), -1)
     with socket.create_server((_LOOPBACK, 0)) as free:
         node._ray_params.runtime_env_agent_port = free.getsockname()[1]

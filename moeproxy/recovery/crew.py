@@ -67,12 +67,13 @@ def ray_running() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Ray's processes inherit it
-    quiet = {"log_to_driver": False, "configure_logging": False}
+    # No cores, as no member asks for any: Ray would start a worker for each in advance.
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, **local_options(0, _STORE_BYTES)}
+    options["_system_config"] |= {"memory_monitor_refresh_ms": 0}  # else members die when other programs fill memory
     with Template() as template:
         try:
             with _set(template.variables):
-                # No cores, as no member asks for any: Ray would start a worker for each in advance.
-                start_ray(quiet | local_options(0, _STORE_BYTES), CLIENT)
+                start_ray(options, CLIENT)
             template.start(_of_this_ray())
             yield
         finally:
@@ -95,7 +96,8 @@ def _of_this_ray() -> dict[str, str]:
     import ray
     from ray._private.worker import global_worker
 
-    (raylet,) = global_worker.node.all_processes["raylet"]
+    node: Any = global_worker.node
+    (raylet,) = node.all_processes["raylet"]
     return {"RAY_JOB_ID": ray.get_runtime_context().get_job_id(), "RAY_RAYLET_PID": str(raylet.process.pid)}
 
 
