@@ -8,11 +8,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from moeproxy.errors import LabError
 from moeproxy.lab.executors import require
 from moeproxy.lab.followed import Followed, arguments
 from moeproxy.lab.jobs import Failure, Job, Report, last_words
 from moeproxy.lab.processes import usable_cores
+from moeproxy.lab.ray_start import local_options, start_ray
 from moeproxy.lab.worker import train
 
 _LOOK_EVERY_S = 1.0
@@ -71,31 +71,6 @@ class RayExecutor:
         if "address" in self.options or "RAY_ADDRESS" in os.environ:
             return quiet | self.options
         return quiet | local_options(self.workers, _STORE_BYTES) | self.options
-
-
-def local_options(cores: int, store_bytes: int) -> dict[str, Any]:
-    """Return the options of `ray.init` for a Ray of this machine alone, reachable from nowhere else."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent from here unless the user wants it
-    here = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": store_bytes}
-    return here | {"_node_ip_address": "127.0.0.1"}
-
-
-def start_ray(options: dict[str, Any]) -> None:
-    """Initialise Ray.
-
-    Raises:
-        LabError: none can be started or joined.
-    """
-    import ray
-
-    try:
-        ray.init(**options)
-    except Exception as error:  # Ray has no error class of its own for this
-        raise LabError(
-            f"no Ray could be started or joined: {last_words(str(error))}",
-            remedy="start one first (ray start --head) and set RAY_ADDRESS=auto, or use another executor; Ray gives up "
-            "after 30 s where a machine is busy",
-        ) from error
 
 
 def _failure(reference: Any, job: Job, seconds: float) -> Failure | None:

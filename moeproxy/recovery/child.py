@@ -28,6 +28,7 @@ from moeproxy.recovery.plan import RolePlan
 
 _ASKED = "asked.json"
 _OUTPUT = "output.txt"
+_PATIENCE_S = 5.0  # nobody waits for a job whose parent has gone
 
 
 class ChildJob:
@@ -167,7 +168,7 @@ def main() -> None:
     def end_with_parent() -> None:
         sys.stdin.buffer.read()
         job.stop()
-        time.sleep(15)  # Ray is still starting, or a member does not let go
+        time.sleep(_PATIENCE_S)  # Ray is still starting, takes its time to end, or a member does not let go
         _leave(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from typing import Any
 
 from moeproxy.errors import RecoveryError
-from moeproxy.lab.executor_ray import local_options, start_ray
+from moeproxy.lab.ray_start import local_options, start_ray
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.manager_role import ManagerRole
 from moeproxy.recovery.rollout_role import RolloutRole
+from moeproxy.recovery.template import CLIENT, Template
 from moeproxy.recovery.trainer_role import TrainerRole
 
 _STORE_BYTES = 300 * 2**20
@@ -49,8 +50,10 @@ class Worker:
 
 
 @contextlib.contextmanager
-def ray_running(cores: int = 2) -> Iterator[None]:
+def ray_running() -> Iterator[None]:
     """Use the Ray that the program has initialised, or start one on this machine and end it afterwards.
+
+    One that is started here listens on 127.0.0.1 only, and members of jobs on it are copies of a template.
 
     Raises:
         RecoveryError: Ray is not installed.
@@ -60,15 +63,42 @@ def ray_running(cores: int = 2) -> Iterator[None]:
         raise RecoveryError("ray is not installed", remedy="python -m pip install 'moeproxy[recovery]'")
     import ray
 
-    ours = not ray.is_initialized()
-    if ours:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # Ray's processes inherit it
-        start_ray({"log_to_driver": False, "configure_logging": False, **local_options(cores, _STORE_BYTES)})
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # Ray's processes inherit it
+    # No cores, as no member asks for any: Ray would start a worker for each in advance.
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, **local_options(0, _STORE_BYTES)}
+    options["_system_config"] |= {"memory_monitor_refresh_ms": 0}  # else members die when other programs fill memory
+    with Template() as template:
+        try:
+            with _set(template.variables):
+                start_ray(options, CLIENT)
+            template.start(_of_this_ray())
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextlib.contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    """Have these variables in the environment of processes that are started meanwhile."""
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if ours:
-            ray.shutdown()
+        for name in variables:
+            del os.environ[name]
+
+
+def _of_this_ray() -> dict[str, str]:
+    """Return what a worker gets told by its environment, and Ray reads when it is imported."""
+    import ray
+    from ray._private.worker import global_worker
+
+    node: Any = global_worker.node
+    (raylet,) = node.all_processes["raylet"]
+    return {"RAY_JOB_ID": ray.get_runtime_context().get_job_id(), "RAY_RAYLET_PID": str(raylet.process.pid)}
 
 
 def hired(name: str, role: str, now: float, *arguments: Any) -> Worker:

@@ -203,12 +203,23 @@ def _watch(plan: SwapPlan, folder: Path, processes: Processes, deadline: float) 
         for member in sorted(processes.gone() - dead):
             EventLog(folder, ev.TRAINER, member).add(ev.DETECT, kind="died")
             dead.add(member)
-        living = set(processes.running) - dead - {LIGHTHOUSE}
+        up = set(processes.running) - dead - {LIGHTHOUSE}
+        living = _with_state(found, up) if plan.driver == REPLICATED else up
         if len(living) < (1 if plan.driver == REPLICATED else plan.active):
             return f"failed: {len(living)} of {plan.active} ranks are left and no spare; {_usable(plan, folder)}"
-        if plan.driver == REPLICATED and len(living) < plan.active:
+        if plan.driver == REPLICATED and len(up) < plan.active:
             processes.start(f"trainer-{len(processes.running) - 1}")  # cold: it heals from a living one's memory
         time.sleep(_LOOK_S)
+
+
+def _with_state(found: Sequence[Event], members: set[str]) -> set[str]:
+    """Return those members that have the state: all before the first step, then those that finished one or healed.
+
+    Others, left alone, would begin anew, and nobody would notice.
+    """
+    if not any(event.event == ev.STEP_COMMIT for event in found):
+        return members
+    return members & {event.member for event in found if event.event in (ev.STEP_COMMIT, ev.CONNECTED)}
 
 
 def _events(folder: Path) -> list[Event]:

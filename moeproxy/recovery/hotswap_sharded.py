@@ -80,11 +80,14 @@ class Rank:
     def train(self, iteration: int) -> None:
         """Train as one rank, from the start or from what the living ranks remember."""
         if self.pusher is not None:
-            self.pusher.end()  # of the iteration before: it must not write to what is read now
+            self.pusher.drop()  # of the iteration before: it must not write to what is read now
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.memory.become(rank)
         limit = datetime.timedelta(seconds=self.me.plan.timeout)
-        self.iteration, prefixed = iteration, dist.PrefixStore(f"ranks-{iteration}", self.store)
+        self.iteration = iteration
+        prefixed: Any = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
+            f"ranks-{iteration}", self.store
+        )
         if any(item.kind in NETWORK for item in self.me.plan.mishaps):
             prefixed = ProxiedStore(prefixed, self.me.folder, rank, iteration)
         with self.links.watched():
@@ -115,15 +118,15 @@ class Rank:
             self.me.say(ev.STEP_BEGIN, step, rank=rank)
             loss = self.me.loss(model, step, rank)
             loss.backward()
+            blocked = pusher.arrived()
             mishap = self.me.suffer("update", step)
             if mishap and mishap.kind in NETWORK:
                 fail(self.me.folder, self.iteration, rank, mishap.kind)
-            blocked = pusher.copied()
             optimizer.step()
             optimizer.zero_grad()
             due = step % plan.snapshot_every == 0 or step % plan.checkpoint_every == 0
             if due:
-                blocked += pusher.put(step)
+                pusher.put(step)
             self.step = max(self.step, step)
             # `beside`: the step after a snapshot is the one beside which it is copied and pushed, and so pays for it.
             took = time.monotonic() - began

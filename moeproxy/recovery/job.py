@@ -28,7 +28,7 @@ from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TAS
 from moeproxy.recovery.trainer_role import STATES
 
 _LOOK_S = 0.05
-_START_S = 120.0
+_START_S = 180.0
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -101,6 +101,7 @@ class Job:
             finally:
                 for worker in list(self._workers.values()):
                     let_go(worker)
+                self._workers.clear()
                 self._log.add(ev.JOB_END, self._committed, outcome=self._outcome or "interrupted")
         return RoleRun.load(self.folder)
 
@@ -285,9 +286,12 @@ class Job:
             self._restart_role(worker)
 
     def _restart_role(self, worker: Worker) -> None:
+        import ray
+
         manager = self._workers.get(ev.MANAGER)
-        if worker.role == ev.ROLLOUT and manager:
-            manager.actor.lost.remote(worker.name)
+        if worker.role == ev.ROLLOUT and manager and manager.state == WORKING:
+            # Before its replacement can ask for work under the same name.
+            ray.wait([manager.actor.lost.remote(worker.name)], timeout=self.plan.answer)
         standby = next((w for w in self._workers.values() if w.role == ev.STANDBY), None)  # at worst still starting
         if worker.role == ev.TRAINER and standby:
             del self._workers[standby.name]

@@ -56,6 +56,7 @@ class ManagerRole:
         self._shares, self._lag = self._plan.shares, self._plan.lag
         self._done: dict[int, dict[int, bytes]] = {}
         self._assigned: dict[tuple[int, int], str] = {}
+        self._asking: dict[str, object] = {}
         self._have: dict[int, dict[str, tuple[str, int]]] = {}
         self._changed = asyncio.Condition()
         self._log = EventLog(folder, ev.MANAGER, "manager") if folder else None
@@ -80,8 +81,16 @@ class ManagerRole:
         await asyncio.Event().wait()
 
     async def next(self, member: str) -> Order | None:
-        """Return the next share for a rollout, waiting for one; None when everything has been generated."""
-        return await self._when(lambda: self._offer(member))
+        """Return the next share for a rollout, waiting for one; None when everything has been generated.
+
+        A rollout that asks has nothing in hand: what is noted as its own goes out again. Only its last question is
+        answered with a share, since the one before may be that of a process that died while it waited.
+        """
+        asking = object()
+        async with self._changed:
+            self._asking[member] = asking
+            self._free(member)
+        return await self._when(lambda: self._offer(member) if self._asking.get(member) is asking else _NOTHING)
 
     async def deliver(self, member: str, step: int, share: int, payload: bytes) -> None:
         """Take a finished share; one that is there already stays as it is."""
@@ -118,12 +127,12 @@ class ManagerRole:
             self._changed.notify_all()
 
     async def lost(self, member: str) -> None:
-        """Hand out again what a failed rollout was at, and ask it for nothing any more."""
+        """Hand out again what a failed rollout was at, and ask it for nothing any more, even if it had asked."""
         async with self._changed:
-            self._assigned = {key: who for key, who in self._assigned.items() if who != member}
+            self._asking.pop(member, None)
+            self._free(member)
             for members in self._have.values():
                 members.pop(member, None)
-            self._changed.notify_all()
 
     async def look(self) -> Mapping[str, Any]:
         """Return what there is: finished shares a step, what each rollout is at, the last finished step."""
@@ -132,6 +141,10 @@ class ManagerRole:
             "held": {step: len(parts) for step, parts in sorted(self._done.items())},
             "at": {member: key for key, member in self._assigned.items()},
         }
+
+    def _free(self, member: str) -> None:
+        self._assigned = {key: who for key, who in self._assigned.items() if who != member}
+        self._changed.notify_all()
 
     async def _when(self, find: Callable[[], Any]) -> Any:
         async with self._changed:

@@ -66,10 +66,11 @@ class Member:
         """Return what the member is doing: the answer to a heartbeat."""
         return Progress(self._phase, self._done, self._step)
 
-    def connect(self, manager: Any) -> None:
-        """Use this manager from now on."""
+    def connect(self, manager: Any, *, first: bool = False) -> None:
+        """Use this manager from now on; the `first` only if no other was named, as its replacement may have been."""
         with self._changed:
-            self._manager = manager
+            if self._manager is None or not first:
+                self._manager = manager
             self._changed.notify_all()
 
     def ask(self, method: str, *arguments: Any) -> Any:

@@ -95,18 +95,27 @@ class RoleRun:
             RecoveryError: it is none, or has not ended.
         """
         place = Path(folder)
-        try:
-            stored = json.loads((place / _JOB).read_text(encoding="utf-8"))
-            if stored["format"] != _FORMAT:
-                raise ValueError("another format")
-            spec, plan = RunSpec.from_dict(stored["spec"]), RolePlan.from_dict(stored["plan"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecoveryError(f"no job in roles ({error})", where=place, expected=f"a folder with {_JOB}") from error
+        spec, plan = read_job(place)
         ends = [event for event in read_events(place) if event.event == JOB_END]
         if not ends:
             raise RecoveryError("the job has not ended", where=place)
         found = Checkpoints(place / "checkpoints").newest()
         return RoleRun(place, spec, plan, str(ends[-1].info["outcome"]), found.step if found else 0)
+
+
+def read_job(folder: Path) -> tuple[RunSpec, RolePlan]:
+    """Return what the job of a folder is, whether it has ended or not.
+
+    Raises:
+        RecoveryError: the folder has none.
+    """
+    try:
+        stored = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+        if stored["format"] != _FORMAT:
+            raise ValueError("another format")
+        return RunSpec.from_dict(stored["spec"]), RolePlan.from_dict(stored["plan"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecoveryError(f"no job in roles ({error})", where=folder, expected=f"a folder with {_JOB}") from error
 
 
 def write_job(spec: RunSpec, plan: RolePlan, folder: Path) -> None:

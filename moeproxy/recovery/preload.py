@@ -17,6 +17,7 @@ for _name in (
     "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "torch.distributed.fsdp",
     "torchft",
+    "opentelemetry.sdk._logs.export",
     "nvidia_resiliency_ext.inprocess",
 ):
     with contextlib.suppress(Exception):  # what is missing is reported by the job that needs it

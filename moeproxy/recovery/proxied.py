@@ -102,7 +102,7 @@ def _little() -> bool:
     return struct.pack("=H", 1) == b"\x01\x00"
 
 
-class ProxiedStore(dist.Store):
+class ProxiedStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """A store that leads what this rank dials through proxies.
 
     Args:

@@ -1,7 +1,8 @@
 """The thread of a rank that copies its shard while training goes on, and pushes the copy into its neighbour's memory.
 
 A copy may be taken as long as nobody writes to the shard: from the end of an optimizer step until the next one. The
-forward and backward pass between them only read it, so training waits for the copy only when that is the slower.
+forward and backward pass between them only read it, so copy and push go on beside them. Before the next optimizer step
+training waits for what has not arrived yet: weights never move on from a state that nobody else has.
 """
 
 from __future__ import annotations
@@ -43,65 +44,66 @@ class Pusher:
         self._left_numel = sizes[self._left]
         self._disk = Checkpoints(shard_folder(me.folder, rank))
         self._queue: queue.Queue[int | None] = queue.Queue()
-        self._copied, self._pushed = threading.Event(), threading.Event()
-        self._copied.set()
-        self._pushed.set()
+        self._arrived = threading.Event()
+        self._arrived.set()
         self._problem: BaseException | None = None
-        self._over = False
+        self._over, self._lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"pusher-{rank}", daemon=True)
         self._thread.start()
 
-    def put(self, step: int) -> float:
-        """Have the shard copied and pushed as it is after a step; return the seconds that the caller had to wait.
-
-        It waits while the copy of the step before is still on its way, so that none is ever two steps late.
-        """
-        waited = self._wait(self._pushed)
-        self._copied.clear()
-        self._pushed.clear()
+    def put(self, step: int) -> None:
+        """Have the shard copied and pushed as it is after a step; it must not change until that has `arrived`."""
+        self._arrived.clear()
         self._queue.put(step)
-        return waited
 
-    def copied(self) -> float:
-        """Wait until the shard may be written to again, and return the seconds that it took."""
-        return self._wait(self._copied)
+    def arrived(self) -> float:
+        """Wait until the newest copy is in the neighbours' memories, and return the seconds that it took.
 
-    def close(self) -> None:
-        """Let what is under way arrive, and end the thread."""
-        self._wait(self._pushed)
-        self.end()
-
-    def end(self) -> None:
-        """End the thread; what is under way is given up with the connections."""
-        self._over = True
-        self._queue.put(None)
-        self._thread.join(_PATIENCE_S)
-
-    def _wait(self, event: threading.Event) -> float:
+        Raises:
+            RecoveryError: it could not be pushed.
+        """
         began = time.monotonic()
-        event.wait()
+        self._arrived.wait()
         if self._problem is not None:
             raise RecoveryError(f"rank {self._rank} could not push its shard ({self._problem})")
         return time.monotonic() - began
+
+    def close(self) -> None:
+        """Let what is under way arrive and be written, and end the thread."""
+        self.arrived()
+        self._queue.put(None)
+        self._thread.join(_PATIENCE_S)
+
+    def drop(self) -> None:
+        """Give up what is under way; memory is not written to any more, wherever the thread may wait.
+
+        It was seen to wait for a minute on a connection whose other end had died, well beyond gloo's own limit.
+        """
+        with self._lock:
+            self._over = True
+        self._queue.put(None)
 
     def _run(self) -> None:
         try:
             while (step := self._queue.get()) is not None and not self._over:
                 own = self._copy(step)
                 self._push(step, own)
-                self._pushed.set()
+                self._arrived.set()
                 self._log(step, own)
         except Exception as error:  # training hears of it with its next step
             self._problem = error
-            self._copied.set()
-            self._pushed.set()
+            self._arrived.set()
 
     def _copy(self, step: int) -> torch.Tensor:
         own = self._memory.room(self._shard.numel)
         self._shard.copy_to(own)
-        self._memory.keep(self._memory.own, step, own)
-        self._copied.set()
+        self._keep(self._memory.own, step, own)
         return own
+
+    def _keep(self, store: dict[int, torch.Tensor], step: int, flat: torch.Tensor) -> None:
+        with self._lock:
+            if not self._over:
+                self._memory.keep(store, step, flat)
 
     def _push(self, step: int, own: torch.Tensor) -> None:
         arriving = self._memory.room(self._left_numel)
@@ -112,7 +114,7 @@ class Pusher:
         self._me.suffer("publish", step)
         for move in moves:
             move.wait()
-        self._memory.keep(self._memory.peer, step, arriving)
+        self._keep(self._memory.peer, step, arriving)
 
     def _log(self, step: int, own: torch.Tensor) -> None:
         if self._me.plan.digests:

@@ -57,9 +57,9 @@ class RolloutRole:
         """Answer a heartbeat."""
         return self._member.progress()
 
-    def connect(self, manager: Any) -> None:
-        """Use this manager from now on, and tell it which weights are here."""
-        self._member.connect(manager)
+    def connect(self, manager: Any, *, first: bool = False) -> None:
+        """Use this manager from now on (the `first`: unless another was named), and tell it which weights are here."""
+        self._member.connect(manager, first=first)
         for version in sorted(self._weights):
             self._announce(version)
 
@@ -94,7 +94,7 @@ class RolloutRole:
         """Generate shares of this manager, and of its replacements, until none is left; return how many it made."""
         import torch
 
-        self.connect(manager)
+        self.connect(manager, first=True)
         torch.set_num_threads(self._spec.settings.threads)  # of this thread
         made = 0
         while True:

@@ -2,13 +2,17 @@
 
     python -m moeproxy.recovery.study --out out/recovery
 
-Jobs that are finished are not made again, so it can be stopped and called again.
+Jobs that have ended are not made again, and one that was cut short is: it can be stopped and called again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import platform
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -22,14 +26,15 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
-from moeproxy.recovery.outcome import RoleRun
+from moeproxy.recovery.outcome import RoleRun, read_job
 from moeproxy.recovery.parting import verify
 from moeproxy.recovery.plan import PHASES, Mishap, RolePlan
 
 _FORMAT = "moeproxy.recovery_study"
 FREQUENCIES = (0.0, 0.02, 0.10)
 SEEDS = (0, 1, 2)
-SETTINGS = GRPOSettings(steps=50)
+_ENDED = ("finished", "failed")
+SETTINGS = GRPOSettings(steps=50, prompts=4, samples=4, tasks=256)
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,18 @@ class Study:
     def _repr_html_(self) -> str:
         return f"<pre>{escape(self.table())}</pre>"
 
+    def in_order(self, frequency: float) -> bool:
+        """Whether restarting only the failed role beats restarting everything, in ETTR, for every seed."""
+        found = {(row.strategy, row.seed): row.ettr for row in self.rows if row.frequency == frequency}
+        seeds = {seed for _, seed in found}
+        return bool(seeds) and all(found[ROLE, seed] > found[TASK, seed] for seed in seeds)
+
     def save(self, path: str | Path) -> Path:
         """Write the study to a JSON file, atomically, and return its path."""
         target = Path(path)
         with atomic_file(target) as temporary:
-            stored = {"format": _FORMAT, "rows": [asdict(row) for row in self.rows], "provenance": provenance()}
+            made = provenance(machine=_machine())
+            stored = {"format": _FORMAT, "rows": [asdict(row) for row in self.rows], "provenance": made}
             temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
         return target
 
@@ -152,26 +164,32 @@ def compare_strategies(
     rows = []
     for seed in seeds:
         here = replace(spec, seed=seed)
-        calm = _made(here, out / f"calm-s{seed}", RolePlan(standby=False), limit)
+        calm = _job(here, out, NONE, 0.0, limit)
         for frequency in frequencies:
             for strategy in strategies:
-                mishaps = faults_for(spec.settings.steps, frequency, seed)
-                plan = RolePlan(strategy=strategy, mishaps=mishaps, standby=strategy == ROLE, max_task_restarts=1000)
-                made = _made(here, out / f"{strategy}-f{frequency:g}-s{seed}", plan, limit)
+                made = _job(here, out, strategy, frequency, limit)
                 rows.append(_row(made, calm, frequency))
                 if report:
                     report(rows[-1])
     return Study(tuple(rows))
 
 
+def _job(spec: RunSpec, out: Path, strategy: str, frequency: float, limit: float) -> RoleRun:
+    mishaps = faults_for(spec.settings.steps, frequency, spec.seed)
+    plan = RolePlan(strategy=strategy, mishaps=mishaps, standby=strategy == ROLE, max_task_restarts=1000)
+    return _made(spec, out / f"{strategy}-f{frequency:g}-s{spec.seed}", plan, limit)
+
+
 def _made(spec: RunSpec, folder: Path, plan: RolePlan, limit: float) -> RoleRun:
     from moeproxy.recovery.job import Job
 
     if (folder / "job.json").exists():
-        found = RoleRun.load(folder)
-        if (found.spec, found.plan) != (spec, plan):
+        if read_job(folder) != (spec, plan):
             raise RecoveryError("another job is here", where=folder, remedy="choose another folder")
-        return found
+        with contextlib.suppress(RecoveryError):  # its process ended before it
+            if (found := RoleRun.load(folder)).outcome.startswith(_ENDED):
+                return found
+        shutil.rmtree(folder)  # this very job, cut short
     return Job(spec, folder, plan).run(limit)
 
 
@@ -191,6 +209,14 @@ def _row(run: RoleRun, calm: RoleRun, frequency: float) -> Row:
         wall=effective.wall,
         equal=verify(calm.folder, run.folder).equal,
     )
+
+
+def _machine() -> str:
+    """Return the machine's processor and cores, and how many programs wanted one in the last quarter of an hour."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        name = next((line.partition(":")[2].strip() for line in stream if line.startswith("model name")), name)
+    return f"{name}, {os.cpu_count()} cores, load {os.getloadavg()[2]:.1f} at the end"
 
 
 def _again(run: RoleRun) -> int:

@@ -18,6 +18,12 @@ from moeproxy.lab.worker import settle
 LIGHTHOUSE = "lighthouse"
 _PRELOAD = "moeproxy.recovery.preload"
 _PATIENCE_S = 10.0
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GLOO_SOCKET_IFNAME": "lo",  # else it listens on the machine's own address
+}
 _COMM = Path("/proc/self/comm")
 
 
@@ -44,8 +50,7 @@ class Processes:
     def start(self, name: str) -> None:
         """Start a process; what it prints goes to a file of its own, and it ends when this one does."""
         ours, theirs = self._context.Pipe()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        arguments = (self._module, self._folder, name, environment, theirs)
+        arguments = (self._module, self._folder, name, {**os.environ, **_ENVIRONMENT}, theirs)
         process = self._context.Process(target=_be, args=arguments, name=name)
         with without_main(), theirs:
             process.start()

@@ -8,7 +8,7 @@ and after a change of members the median undisturbed step before its own end.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -19,6 +19,9 @@ from typing import Any
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.events import Event, in_order
+
+LEFT, JOINED = "a member left", "a member joined"
+"""Kinds of outages in such a log: every change of members stops the others for a while."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +66,19 @@ def torchft_events(*paths: str | Path) -> list[Event]:
     return in_order(found)
 
 
-def _step(begin: float, end: float, step: int, changes: Sequence[float], usual: float) -> Iterator[Event]:
+def _step(begin: float, end: float, step: int, changes: Mapping[float, str], usual: float) -> Iterator[Event]:
     """Yield the events of one step, and of the outage before it where the members changed."""
 
     def event(t: float, name: str, **info: Any) -> Event:
         return Event(t, ev.TRAINER, "replicas", name, step, info)
 
-    within = [t for t in changes if begin < t <= end]
+    within = sorted(t for t in changes if begin < t <= end)
     start = max(begin, end - usual) if within else begin
     if within:
         noticed = min(within[0], start)
-        yield event(begin, ev.FAULT, kind="members changed")
-        yield event(noticed, ev.DETECT, kind="members changed")
+        kind = LEFT if LEFT in [changes[t] for t in within] else JOINED
+        yield event(begin, ev.FAULT, kind=kind)
+        yield event(noticed, ev.DETECT, kind=kind)
         yield event(start, ev.READY)
     yield event(start, ev.STEP_BEGIN)
     yield event(end, ev.STEP_COMMIT)
@@ -89,16 +93,22 @@ def _ends(records: Sequence[_Record]) -> list[tuple[float, int]]:
     return sorted((t, step) for step, t in found.items())
 
 
-def _changes(records: Sequence[_Record], after: float) -> list[float]:
-    """Return when a new quorum was first seen after the job had begun to commit."""
+def _changes(records: Sequence[_Record], after: float) -> dict[float, str]:
+    """Return when a new quorum was first seen after the job had begun to commit, and what was new about it."""
     first: dict[int, float] = {}
+    members: dict[int, set[str]] = {}
     for record in records:
         first.setdefault(record.quorum, record.t)
-    return sorted(t for t in first.values() if t > after)
+        members.setdefault(record.quorum, set()).add(record.replica)
+    found = {}
+    for before, quorum in pairwise(sorted(first, key=lambda quorum: first[quorum])):
+        if first[quorum] > after:
+            found[first[quorum]] = LEFT if members[before] - members[quorum] else JOINED
+    return found
 
 
-def _usual(ends: Sequence[tuple[float, int]], changes: Sequence[float]) -> float:
-    between = list(pairwise(ends))
+def _usual(ends: Sequence[tuple[float, int]], changes: Iterable[float]) -> float:
+    between, changes = list(pairwise(ends)), list(changes)
     calm = [b[0] - a[0] for a, b in between if not any(a[0] < t <= b[0] for t in changes)]
     return median(calm or [b[0] - a[0] for a, b in between])
 

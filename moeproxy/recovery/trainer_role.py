@@ -18,6 +18,7 @@ from moeproxy.lab.worker import set_environment
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.detection import Progress
+from moeproxy.recovery.holding import Holding
 from moeproxy.recovery.member import Member
 from moeproxy.recovery.plan import Mishap, RolePlan
 
@@ -49,10 +50,8 @@ class TrainerRole:
         from moeproxy.lab.run import prepared
 
         self.model = nn.Module()  # the rollouts' weights are theirs
-        self._holders: list[Any] = []
-        self._sent: list[Any] = []
+        self._holding = Holding()
         self._weights: dict[int, Any] = {}  # what rollouts were sent, by version
-        self._last: tuple[int, bytes] | None = None
         self._committed = 0
         self._open = contextlib.ExitStack()
         self._trainer = self._open.enter_context(prepared(self._spec, self, self._keep))
@@ -82,11 +81,8 @@ class TrainerRole:
 
     def connect(self, manager: Any, holders: Sequence[Any]) -> None:
         """Use this manager and these rollouts from now on; a new one gets the last state."""
-        known, self._holders = self._holders, list(holders)
         self._member.connect(manager)
-        for holder in [h for h in holders if h not in known]:
-            if self._last is not None:
-                holder.hold.remote(*self._last)
+        self._holding.name(holders)
 
     def train(self, name: str, state: bytes | None, manager: Any, holders: Sequence[Any]) -> int:
         """Train to the end, from a state or from the checkpoint; return the last step.
@@ -94,7 +90,7 @@ class TrainerRole:
         Args:
             name: what the member is from now on: a standby becomes the trainer.
             state: after the last finished step, as a rollout held it.
-            manager, holders: see `connect`.
+            manager, holders: see `connect`, which may have been called with newer ones already.
         """
         import torch
 
@@ -106,15 +102,17 @@ class TrainerRole:
             from moeproxy.recovery.packing import unpack
 
             stored = unpack(state)
-            self._weights, self._last = stored.pop("sent"), (stored["step"], state)
+            self._weights = stored.pop("sent")
+            self._holding.resume(stored["step"], state)
             start = Snapshot(**stored)
             self._trainer.start_from(start)
             self._committed = start.step
-        self.connect(manager, holders)
+        self._member.connect(manager, first=True)
+        self._holding.name(holders, first=True)
         self._member.say(ev.CONNECTED, self._committed, pid=os.getpid())
         if self._committed < self._spec.settings.steps:
             self._trainer.train()
-        self._settle()
+        self._holding.settle()
         return self._committed
 
     def sync(self, *_: Any, **__: Any) -> None:
@@ -144,7 +142,7 @@ class TrainerRole:
         self._weights[step] = sent_weights(trained, self._spec.settings.sync_dtype)
         self._weights = {version: self._weights[version] for version in sorted(self._weights)[-lag - 1 :]}
         payload = pack({"step": step, "passage": "", **state, "sent": self._weights})
-        self._give(step, payload)
+        self._holding.give(step, payload)
         if self._member.plan.digests:
             self._digest(step, state)
         if step % self._member.plan.checkpoint_every == 0 or step == self._spec.settings.steps:
@@ -153,24 +151,6 @@ class TrainerRole:
         self._member.ask("commit", step)
         row = state["record"]["rows"][-1]
         self._member.say(ev.STEP_COMMIT, step, **{name: row[name] for name in SHOWN if name in row})
-
-    def _give(self, step: int, payload: bytes) -> None:
-        """Send the state to the holders; the one of the step before must have arrived, so two are never under way."""
-        import ray
-
-        self._settle()
-        self._last = (step, payload)
-        shared = ray.put(payload)
-        self._sent = [holder.hold.remote(step, shared) for holder in self._holders]
-
-    def _settle(self) -> None:
-        import ray
-        from ray.exceptions import RayError
-
-        for sent in self._sent:
-            with contextlib.suppress(RayError):  # a holder that died: the job replaces it
-                ray.get(sent)
-        self._sent = []
 
     def _digest(self, step: int, state: dict[str, Any]) -> None:
         from moeproxy.recovery.digests import FILE, DigestLog, digests

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 
 from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, STEP_BEGIN, STEP_COMMIT, TRAINER, Event
 from moeproxy.recovery.timeline import Outage, outages
-from moeproxy.view.style import BLUE, GREY, LIGHT, ORANGE, PURPLE, VERMILLION, finish
+from moeproxy.view.style import BLUE, GREY, LIGHT, ORANGE, PURPLE, VERMILLION, counted, finish
 
 _ROLES = (TRAINER, ROLLOUT, MANAGER)
 _PARTS = (("detect", VERMILLION, "x"), ("restart", ORANGE, "/"), ("reconnect", PURPLE, "."))
@@ -52,7 +52,7 @@ def job_figure(events: Sequence[Event], signal: str = "policy_loss") -> go.Figur
     table = outage_table(away, start)
     alt = (
         f"{_NAMES.get(signal, signal)} of {len(commits)} finished steps over {end:.0f} seconds, "
-        f"and {len(away)} outages of {len(members)} members{_worst(away)}."
+        f"and {counted(len(away), 'outage')} of {len(members)} members{_worst(away)}."
     )
     title = "A job in roles: training runs on"
     return finish(figure, title=title, alt=alt, table=table, height=520, width=680, top=110)

@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moeproxy.errors import LabError
-from moeproxy.lab import executor_ray, executor_slurm, executors
+from moeproxy.lab import executor_ray, executor_slurm, executors, ray_start
 from moeproxy.lab.jobs import Job
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.lab.sweep import try_sweep
@@ -89,6 +90,7 @@ def test_a_ray_that_runs_is_used_and_left_as_it_is(
 ) -> None:
     ray = FakeRay(running)
     monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray_start, "alone", nullcontext)  # of the real one
     monkeypatch.setattr(executor_ray, "require", lambda _: None)
     monkeypatch.setattr(executor_ray.Followed, "ended", lambda *_: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -132,6 +134,7 @@ def test_an_interrupted_sweep_leaves_no_job_in_the_queue(tmp_path: Path, monkeyp
 
 def test_a_ray_that_does_not_start_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", FakeRay(running=False))
+    monkeypatch.setattr(ray_start, "alone", nullcontext)
     monkeypatch.setattr(executor_ray, "require", lambda _: None)
     executor = executor_ray.RayExecutor(1, {"broken": True})
     with pytest.raises(LabError, match=r"no Ray could be started.*node timed out.*ray start --head"):

@@ -10,6 +10,8 @@ from moeproxy.recovery import read_events
 from tests.notebooks.running import check_executed, execute
 
 PROBE = """
+panel.end()
+panel.join(60)
 panel.begin()
 panel.wait_for(2)
 assert panel.job.running

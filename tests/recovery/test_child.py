@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,35 +16,21 @@ from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import read_events
 from moeproxy.recovery.child import start_job, sweep
+from tests.recovery.processes import gone, in_session
 
 SPEC = RunSpec(
     data_dir() / "models" / "qwen3-moe-tiny", settings=GRPOSettings(steps=200, prompts=4, samples=4, tasks=800)
 )
 
 
-def _in_session(session: int) -> set[int]:
-    found = set()
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = place.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.add(int(place.parent.name))
-    return found
-
-
 def test_what_is_left_of_a_session_is_swept() -> None:
     child = subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600 & wait"], start_new_session=True)
     deadline = time.monotonic() + 10
-    while len(_in_session(child.pid)) < 3 and time.monotonic() < deadline:
+    while len(in_session(child.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert len(sweep(child.pid)) == 3
     child.wait(10)
-    deadline = time.monotonic() + 10
-    while _in_session(child.pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _in_session(child.pid)
+    assert not gone(lambda: in_session(child.pid), 10)
     assert os.getpid() not in sweep(os.getsid(0) if os.getsid(0) == os.getpid() else child.pid)
 
 
@@ -55,26 +42,33 @@ def test_what_cannot_be_started_is_refused_before_a_process_is(tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.kill
-def test_a_program_that_is_killed_takes_its_job_with_it(tmp_path: Path) -> None:
+OWNER = """
+import sys, time
+from tests.recovery.test_child import Path, SPEC, start_job
+job = start_job(SPEC, Path(sys.argv[1]))
+print(job._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the program", "the job's own process"])
+def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
-    code = (
-        "import sys, time; from pathlib import Path; from tests.recovery.test_child import SPEC, start_job\n"
-        f"job = start_job(SPEC, {str(tmp_path / 'job')!r}); print(job._process.pid, flush=True); time.sleep(600)"
-    )
-    program = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    assert program.stdout is not None
-    with program.stdout as output:
-        session = int(output.readline())
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline and not _stepped(tmp_path / "job"):
-        time.sleep(0.2)
-    assert len(_in_session(session)) > 5
-    program.kill()
-    program.wait(10)
-    deadline = time.monotonic() + 40
-    while (left := _in_session(session)) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    command, root = [sys.executable, "-c", OWNER, str(tmp_path / "job")], Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as program:
+        assert program.stdout is not None
+        session = int(program.stdout.readline())
+        deadline = time.monotonic() + 150
+        while time.monotonic() < deadline and not _stepped(tmp_path / "job"):
+            time.sleep(0.1)
+        assert len(in_session(session)) > 8  # trainer, standby, two rollouts, manager, and Ray's own
+        if victim == "the program":
+            program.kill()
+        else:
+            os.kill(session, signal.SIGKILL)
+        left = gone(lambda: in_session(session), 20)
+        program.kill()
     assert not left
 
 

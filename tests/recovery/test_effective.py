@@ -12,7 +12,7 @@ from moeproxy.errors import RecoveryError
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.effective import Ettr
 from moeproxy.recovery.events import Event, EventLog, read_events
-from moeproxy.recovery.torchft_log import torchft_events
+from moeproxy.recovery.torchft_log import JOINED, LEFT, torchft_events
 
 Row = tuple[float, str, str] | tuple[float, str, str, int]
 
@@ -157,6 +157,11 @@ def test_a_torchft_log_shows_what_a_change_of_replicas_cost(tmp_path: Path) -> N
     assert found.lost["detect"] == pytest.approx(2.5)
     assert found.lost["restart"] == pytest.approx(0.5)
     assert found.ratio == pytest.approx(5 / 8)
+    assert [item.kind for item in found.outages] == [LEFT]
+    joined = [_record(t, step, 1 + (step > 1), True, "r0") for step, t in enumerate(ends)]
+    (tmp_path / "r0.log").write_text("\n".join([*joined, _record(2.5, 2, 2, None, "r2")]))
+    (outage,) = recovery.ettr(torchft_events(tmp_path / "r0.log")).outages
+    assert (outage.kind, outage.seconds) == (JOINED, pytest.approx(0.0))  # step 3 took no longer than others
     (tmp_path / "empty.log").write_text("nothing")
     with pytest.raises(RecoveryError, match="fewer than two"):
         torchft_events(tmp_path / "empty.log")

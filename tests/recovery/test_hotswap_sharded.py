@@ -176,6 +176,23 @@ def test_without_a_spare_the_verdict_names_a_checkpoint_that_is_whole(
         assert at == flat.numel()
 
 
+def test_a_checkpoint_that_cannot_be_written_ends_no_job(calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
+    folder, plan = tmp_path / "a", replace(PLAN, spares=0)
+
+    def block() -> None:
+        while not (folder / "swap.json").exists():
+            time.sleep(0.01)
+        (folder / "checkpoints").write_text("no folder", encoding="utf-8")
+
+    threading.Thread(target=block, daemon=True).start()
+    found = hot_swap(plan, folder, limit=LIMIT)
+    assert found.finished, found
+    problems = [event.info["problem"] for event in read_events(folder) if event.event == "checkpoint"]
+    assert len(problems) == 4  # of two ranks, after steps 5 and 10
+    assert all("could not be written" in problem for problem in problems)
+    assert recovery.verify(calm(plan).folder, folder).equal
+
+
 def test_an_ordinary_bug_does_not_start_over_for_ever(tmp_path: Path) -> None:
     pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
     bug = tuple(Mishap("trainer-0", 3, "update", "raise") for _ in range(20))

@@ -17,7 +17,9 @@ from moeproxy.recovery.channel import Address, Server, checksum, fetch
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.detection import ASK, FAILED, FINE, PATIENCE, Monitor, Progress
 from moeproxy.recovery.events import STEP_BEGIN, STEP_COMMIT, EventLog, trainer_step
+from moeproxy.recovery.holding import Holding
 from moeproxy.recovery.manager_role import ManagerRole, Order, bounds
+from moeproxy.recovery.member import Member
 from moeproxy.recovery.plan import Mishap, RolePlan, due
 from moeproxy.recovery.policy import (
     DIED,
@@ -118,14 +120,14 @@ def _manager(steps: int = 3, lag: int = 1, committed: int = 0) -> ManagerRole:
 def test_shares_go_out_once_and_come_back_in_order() -> None:
     async def job() -> None:
         manager = _manager()
-        orders: list[Order] = [await manager.next(name) for name in ("x", "y", "x", "y")]  # type: ignore[misc]
+        orders: list[Order] = [await manager.next(name) for name in ("x", "y", "u", "v")]  # type: ignore[misc]
         assert [(o.step, o.share, o.version, o.prompts) for o in orders] == [
             (1, 0, 0, ("1a", "1b")),
             (1, 1, 0, ("1c", "1d")),
             (2, 0, 0, ("2a", "2b")),
             (2, 1, 0, ("2c", "2d")),
         ]
-        waiting = asyncio.create_task(manager.next("x"))  # step 3 needs the weights after step 1
+        waiting = asyncio.create_task(manager.next("w"))  # step 3 needs the weights after step 1
         await manager.deliver("y", 1, 1, b"second")
         await manager.deliver("x", 1, 0, b"first")
         await manager.deliver("z", 1, 0, b"again")  # made twice: the first stays
@@ -148,6 +150,29 @@ def test_what_a_lost_rollout_was_at_goes_out_again() -> None:
         await manager.lost("x")
         assert (await manager.next("y")).share == 0
         assert (await manager.look())["at"] == {"y": (1, 0)}
+
+    asyncio.run(job())
+
+
+def test_a_rollout_that_died_while_it_waited_is_given_nothing() -> None:
+    """Seen in a real job: the dead one's question was still open, got the next share, and nobody ever made it."""
+
+    async def job() -> None:
+        manager = _manager(steps=2, lag=0)
+        for share, payload in enumerate((b"a", b"b")):
+            assert (await manager.next("x")).share == share  # type: ignore[union-attr]
+            await manager.deliver("x", 1, share, payload)
+        dead, other = (asyncio.create_task(manager.next(name)) for name in ("x", "y"))
+        await asyncio.sleep(0)
+        await manager.lost("x")
+        assert await dead is None
+        await manager.available("y", ("127.0.0.1", 9), 1)
+        await manager.commit(1)
+        assert (await other).share == 0
+        assert (await manager.look())["at"] == {"y": (2, 0)}
+        assert (await manager.next("x")).share == 1  # its replacement
+        assert (await manager.next("x")).share == 1  # and the next one, of which nobody said that the last was lost
+        assert (await manager.look())["at"] == {"y": (2, 0), "x": (2, 1)}
 
     asyncio.run(job())
 
@@ -308,3 +333,36 @@ def test_the_step_a_trainer_died_in_is_read_from_its_events(tmp_path: Path) -> N
         assert trainer_step(tmp_path) == step
         log.add(STEP_COMMIT, step)
     assert trainer_step(tmp_path) == 200
+
+
+class _Holder:
+    """A rollout's handle, which keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, bytes]] = []
+        self.hold = self
+        self.remote = lambda step, payload: self.got.append((step, payload))
+
+
+@pytest.mark.parametrize("resumed_first", [True, False])
+def test_a_state_reaches_all_holders_whoever_comes_first(resumed_first: bool) -> None:
+    """Seen in a real job: the job named a second rollout while the trainer took over its state; nobody got it."""
+    one, two = _Holder(), _Holder()
+    holding = Holding()
+    steps = [lambda: holding.resume(4, b"state"), lambda: holding.name([one, two])]
+    for step in steps if resumed_first else reversed(steps):
+        step()
+    holding.name([one], first=True)  # what the trainer was started with
+    assert one.got == two.got == [(4, b"state")]
+    three = _Holder()  # in the place of the first
+    holding.name([three, two])
+    assert (len(one.got), len(two.got), three.got) == (1, 1, [(4, b"state")])
+
+
+def test_the_manager_named_last_is_used_though_the_first_comes_later(tmp_path: Path) -> None:
+    member = Member(PLAN, tmp_path, "rollout", "rollout-0")
+    member.connect("replacement")
+    member.connect("dead", first=True)
+    assert member._manager == "replacement"
+    member.connect("another")
+    assert member._manager == "another"

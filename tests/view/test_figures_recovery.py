@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,7 +61,7 @@ def test_the_figure_has_the_signal_the_outage_and_words() -> None:
     assert list(up.y) == ["trainer", "rollout-0"]
     for bar, begin, length in ((detect, 5.0, 1.0), (restart, 6.0, 1.0), (reconnect, 7.0, 1.0)):
         assert (list(bar.y), list(bar.base), list(bar.x)) == (["trainer"], [begin], [length])
-    assert "1 outages of 2 members, the longest of trainer with 3.0 seconds" in describe(figure)
+    assert "1 outage of 2 members, the longest of trainer with 3.0 seconds" in describe(figure)
     assert data_table(figure).to_dict("records")[0]["restart (s)"] == 1.0
     assert "0 outages" in describe(job_figure([]))
     assert outage_table([]).empty
@@ -83,7 +84,8 @@ def test_the_board_knows_who_is_up_and_a_standby_becomes_the_trainer() -> None:
     assert _cells(board([*events[:4], waiting], RolePlan(rollouts=1)))[3][1:3] == ["● up", "waits, loaded"]
     assert _cells(board(events[:11], RolePlan(rollouts=1)))[0][1:3] == ["✕ failed", ""]
     assert _cells(board(events[:12], RolePlan(rollouts=1)))[0][1] == "✕ away"
-    assert _cells(board(events, RolePlan(rollouts=1)))[0][3:] == ["13", "1"]
+    assert _cells(board(events[:-1], RolePlan(rollouts=1)))[0][3:] == ["13", "1"]
+    assert _cells(board(events, RolePlan(rollouts=1)))[0] == ["trainer", "○ ended", "", "", "1"]
 
 
 def test_the_gauge_compares_with_a_restart_of_everything() -> None:
@@ -97,10 +99,15 @@ def test_the_gauge_compares_with_a_restart_of_everything() -> None:
 def test_the_calculator_follows_its_sliders_and_takes_measured_costs() -> None:
     panel = Calculator()
     before = panel.results["role"].ratio
-    panel.faults.value = 0.9
+    panel.faults.value = 0.91
     assert panel.results["role"].ratio < before
     assert "restart the failed role" in panel.table.value
+    assert "never done" in panel.table.value  # not forty digits of seconds
     assert not panel.status.is_error
+    panel.measured(replace(panel.cluster, step=0.1234, detect=1e9, trainers=7))
+    assert (panel.cluster.step, panel.cluster.detect, panel.cluster.trainers) == (0.123, 3600, 16)  # counts stay
+    panel.measured(replace(panel.cluster, step=300.0))
+    assert panel.cluster.step == 300.0
 
 
 def test_the_panel_draws_what_happens(tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class FaultControls:
 
     def _onset(self, seed: int) -> int:
         recorded = self._recordings.onsets(str(self.fault.value), self.strength.value / 100)
-        return recorded.get(seed, self.onset.value) if self.as_recorded.value else self.onset.value
+        chosen: int = self.onset.value
+        return recorded.get(seed, chosen) if self.as_recorded.value else chosen
 
     def _connect(self, guard: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.family.observe(guard(self._family_changed), "value")

@@ -30,11 +30,11 @@ from moeproxy.view.figures_recovery import job_figure
 from moeproxy.view.style import GREEN, GREY, ORANGE, VERMILLION, describe
 
 _LOOK_S = 0.5
-RESTART_EVERYTHING_S = 35.0
-"""Seconds that a restart of everything took here (two busy cores), for the comparison until a run shows its own."""
+RESTART_EVERYTHING_S = 2.6
+"""Seconds that a restart of everything took in data/recovery (two busy cores), until a run shows its own."""
 
 
-_UP, _ABSENT = ("up", "●", GREEN), ("not there", "○", GREY)
+_UP, _ABSENT, _ENDED = ("up", "●", GREEN), ("not there", "○", GREY), ("ended", "○", GREY)
 _STATES = {
     ev.START: ("starting", "◐", ORANGE),
     ev.READY: _UP,
@@ -195,12 +195,14 @@ def board(events: list[Event], plan: RolePlan) -> str:
         if event.event in _STATES:
             states[event.member] = _STATES[event.event]
     names = ["trainer", *plan.rollout_names, "manager", *[name for name in up if name.startswith("standby")]]
+    if any(event.event == ev.JOB_END for event in events):
+        up, states = {}, dict.fromkeys(names, _ENDED)
     rows = []
     for name in names:
         state = states.get(name, _ABSENT)
         does = doing.get(name, _idle(name)) if state == _UP else ""
         rows.append([html.escape(name), _state(*state), html.escape(does), f"{up.get(name, '')}", f"{away[name]}"])
-    return html_rows("Members of the job", ["member", "state", "does", "process", "outages"], rows)
+    return html_rows("Members of the job", ["member", "state", "does", "process", "outages"], rows, wrap=False)
 
 
 def _state(word: str, mark: str, colour: str) -> str:
@@ -215,7 +217,7 @@ def gauge(found: Ettr) -> str:
         ("without credit for rollouts", found.ratio_strict),
         ("expected of restarts of everything", everything),
     )
-    meter = "<meter min='0' max='1' value='{:.4f}' aria-label='{}' style='width:260px;height:1.2em'></meter>"
+    meter = "<meter min='0' max='1' value='{:.4f}' aria-label='{}' style='width:14em;height:1.2em'></meter>"
     rows = [[label, meter.format(value, label), f"{value:.1%}"] for label, value in lines]
     return html_rows("Effective training time", [], rows)
 

@@ -7,6 +7,9 @@ keys, and a readout that is announced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import anywidget
 import traitlets
 
@@ -62,20 +65,20 @@ class NamedSlider(anywidget.AnyWidget):
 
     _esm = _ESM
     _css = _CSS
-    options = traitlets.List(traitlets.Int()).tag(sync=True)
+    options = traitlets.List(traitlets.Union([traitlets.Int(), traitlets.Float()])).tag(sync=True)
     index = traitlets.Int(0).tag(sync=True)
     label = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, options: list[int], value: int, label: str) -> None:
+    def __init__(self, options: Sequence[float], value: float, label: str) -> None:
         super().__init__(options=list(options), index=list(options).index(value), label=label)
 
     @property
-    def value(self) -> int:
+    def value(self) -> Any:
         """The number chosen."""
         return self.options[self.index]
 
     @value.setter
-    def value(self, value: int) -> None:
+    def value(self, value: float) -> None:
         self.index = self.options.index(value)
 
     @traitlets.validate("index")

@@ -25,18 +25,20 @@ def html_frame(frame: pd.DataFrame, caption: str, *, wrap: bool = True) -> str:
     return f"<table style='{_TABLE}'>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-def html_rows(label: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_rows(label: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, wrap: bool = True) -> str:
     """Return cells of ready HTML as a table with a name; the first cell of a row is its header.
 
     Args:
         label: the table's name, for screen readers.
         head: texts of the columns; empty: no line of headers.
         rows: cells, escaped where they have to be.
+        wrap: break long cells.
     """
+    cell_style = _CELL if wrap else f"{_CELL};white-space:nowrap"
     titles = "".join(f"<th scope='col' style='{_HEAD}'>{html.escape(name)}</th>" for name in head)
     lines = "".join(
-        f"<tr><th scope='row' style='{_CELL};font-weight:600'>{first}</th>"
-        + "".join(f"<td style='{_CELL}'>{cell}</td>" for cell in rest)
+        f"<tr><th scope='row' style='{cell_style};font-weight:600'>{first}</th>"
+        + "".join(f"<td style='{cell_style}'>{cell}</td>" for cell in rest)
         + "</tr>"
         for first, *rest in rows
     )
