@@ -51,7 +51,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize("victim", ["the program", "the job's own process"])
 def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")

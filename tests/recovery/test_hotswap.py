@@ -30,7 +30,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path) -> None:
     found = hot_swap(SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),)), tmp_path / "a", limit=LIMIT)
     assert (found.finished, found.step) == (True, 20), found
@@ -45,7 +45,7 @@ def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path)
     assert not recovery.ettr(torchft_events(*calm.folder.glob("trainer-[01].torchft.log"))).repeated
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     "mishaps",
     [
@@ -63,7 +63,7 @@ def test_worse_faults_are_survived(mishaps: tuple[Mishap, ...], calm: SwapRun, t
     assert recovery.verify(calm.folder, found.folder).equal
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_when_no_replica_is_left_the_verdict_names_the_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
     both = (Mishap("trainer-0", 8, "update"), Mishap("trainer-1", 8, "update"))

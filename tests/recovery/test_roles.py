@@ -71,7 +71,7 @@ def undisturbed(watched: tuple[RoleRun, Sockets]) -> RoleRun:
     return watched[0]
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_nobody_else_can_reach_a_job(watched: tuple[RoleRun, Sockets]) -> None:
     found, seen = watched
     members = {event.info["pid"] for event in recovery.read_events(found.folder) if event.event == "start"}
@@ -86,13 +86,13 @@ def test_a_socket_that_others_can_reach_is_seen() -> None:
         assert listening([os.getpid()])[os.getpid()] >= {"0.0.0.0", "127.0.0.1"}
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(one_ray: None, tmp_path: Path) -> None:
     found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
     assert found.trace().equals(run(SPEC))
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 10, "serve"))
     found = _job(tmp_path / "job", *kills)
@@ -109,7 +109,7 @@ def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: 
     assert effective.repeated == 0  # no finished step was done again
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     "kills",
     [
@@ -126,7 +126,7 @@ def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undistur
     assert found.task_restarts == []
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tmp_path: Path) -> None:
     """A collective that never returns: the trainer's process lives and answers. A rollout hangs the same way."""
     hangs = (Mishap("trainer", 3, "update", "hang"), Mishap("rollout-0", 7, "generate", "hang"))
@@ -137,7 +137,7 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
     assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 3.0
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
@@ -157,7 +157,7 @@ def test_the_task_restarts_from_disk_in_the_papers_cases(
     assert same.repeats == ((back + 1,) if back else ())  # from the checkpoint after step 4
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     job = Job(SPEC, tmp_path / "job", RolePlan(checkpoint_every=4))
 
@@ -177,7 +177,7 @@ def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp
     assert recovery.verify(undisturbed.folder, found.folder).equal
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     """The checkpoint after step 4 is damaged, that after 6 finds no room; then the task has to go back to step 2."""
     mishaps = (
@@ -199,7 +199,7 @@ def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undistur
     assert (full.step, "File too large" in full.info["problem"]) == (6, True)
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: None, tmp_path: Path) -> None:
     twice = [Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")]
     found = _job(tmp_path / "job", *twice, max_task_restarts=0)
@@ -210,7 +210,7 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: N
     assert len(found.trace().steps) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.kill
 @pytest.mark.parametrize("how", ["stop", "interrupt"])
 def test_a_job_that_is_stopped_or_whose_cell_is_interrupted_leaves_no_process(
     how: str, one_ray: None, tmp_path: Path

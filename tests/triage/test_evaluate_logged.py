@@ -1,4 +1,4 @@
-"""What a user is told is scored strictly: no alarm is no cause, unknown is no cause, and nothing is seen that is cut."""
+"""What a user is told is scored strictly: no alarm is no cause, unknown is no cause, what is cut is not seen."""
 
 from __future__ import annotations
 
