@@ -129,7 +129,7 @@ class _Told:
         return self._rest[seed, model]
 
 
-def _scored(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _scored(table: Any) -> Iterator[dict[str, Any]]:
     levels = [level for level in ("clear", "subtle") if (table["level"] == level).any()]
     for level in levels:
         for model, part in [("all", table), *table.groupby("model", sort=False)]:
