@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from moeproxy.triage.healthy import Healthy
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.logged import trace_of, traces_of
-from moeproxy.triage.noticed import earlier, notes_of
+from moeproxy.triage.noticed import earlier, not_finite, notes_of
 from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
 from moeproxy.triage.reference import Departures
 
@@ -54,7 +54,8 @@ class Detection:
     """Whether a run went wrong.
 
     Args:
-        verdict: "healthy", "alarm" or "could not judge".
+        verdict: "healthy", "alarm" or "could not judge": the run is too short, or part of it lies beyond the healthy runs
+            and the rest does not alarm.
         onset: step from which it departs, None without an alarm.
         strength: mean excess of the strongest signals, at its largest.
         threshold: strength beyond which the run alarms.
@@ -84,7 +85,7 @@ class Detection:
 
     def _headline(self) -> str:
         if self.verdict == UNCLEAR:
-            return "Could not judge."
+            return "Could not judge." if np.isnan(self.strength) else "Could not judge the whole run."
         by = f"{self.n_healthy} healthy runs" + (" of the benchmark" if self.mode == ALONE else "")
         what = "1 signal" if len(self.signals) == 1 else f"{len(self.signals)} signals"
         judged = f"{what} over {self.n_steps} steps, judged {self.mode}, by {by}"
@@ -163,7 +164,7 @@ def measure(
     trace: Trace, table: Judged, healthy: Sequence[Trace] = (), priors: Priors | None = None
 ) -> tuple[Detection, Departures | None]:
     """Judge one run, and return what was measured too, None where it could not be judged (see `detect`)."""
-    mode = BESIDE if len(healthy) else ALONE
+    mode, good = BESIDE if len(healthy) else ALONE, None
     if reasons := _limits(trace, table, mode):
         return _unclear(table, reasons, mode, len(healthy)), None
     if mode == ALONE:
@@ -174,11 +175,14 @@ def measure(
         if len(good.steps_S) < FEWEST_BESIDE:
             reason = f"The run shares {len(good.steps_S)} steps with the healthy runs; {FEWEST_BESIDE} are needed."
             return _unclear(table, (reason,), mode, len(good.traces)), None
-        found, n_healthy = good.measure(table), len(good.traces)
-        warned = (*good.notes, *good.missing(table, found))
+        found, n_healthy, odd = good.measure(table)
+        warned = (*odd, *good.notes, *good.missing(table, found))
     if table.sparse:
         warned = (*warned, f"Not judged, since logged at less than half of the steps: {', '.join(table.sparse)}.")
-    return judge(table, found, mode, n_healthy, warned), found
+    seen = judge(table, found, mode, n_healthy, warned)
+    if seen.verdict == HEALTHY and (open_end := good.uncovered(table) if good else ""):
+        seen = replace(seen, verdict=UNCLEAR, notes=(open_end, *seen.notes))
+    return seen, found
 
 
 def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: tuple[str, ...] = ()) -> Detection:
@@ -233,4 +237,5 @@ def _limits(trace: Trace, table: Judged, mode: str) -> tuple[str, ...]:
 
 def _unclear(table: Judged, reasons: tuple[str, ...], mode: str, n_healthy: int) -> Detection:
     nothing = float("nan")
+    reasons = (*reasons, *not_finite(table))
     return Detection(UNCLEAR, None, nothing, nothing, (), reasons, mode, n_healthy, len(table.steps_S), table.signals)

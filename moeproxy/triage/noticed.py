@@ -44,7 +44,17 @@ def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tupl
         if len(spikes):
             notes.append(f"{row}: lone spike at {_spikes(row, values_RS[index], spikes, found.steps_S)}.")
         notes += _burst_notes(row, values_RS[index], bursts_RS[index] & before_S, found.steps_S)
-    return (*notes, *_not_finite(table))
+    return (*notes, *_lone_breaks(table))
+
+
+def not_finite(table: Judged) -> tuple[str, ...]:
+    """Return a sentence for each signal with values that are not finite: what can be said of a run too short to judge."""
+    notes = []
+    for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
+        if broken_S.any():
+            first = int(table.steps_S[np.flatnonzero(broken_S)[0]])
+            notes.append(f"{row}: not finite from step {first} on, at {int(broken_S.sum())} of {len(broken_S)} steps.")
+    return tuple(notes)
 
 
 def earlier(before: Sequence[Alarm], alarms: Sequence[Alarm], onset: int) -> tuple[str, ...]:
@@ -121,7 +131,7 @@ def _burst_notes(row: str, values_S: np.ndarray, burst_S: np.ndarray, steps_S: n
     return notes
 
 
-def _not_finite(table: Judged) -> list[str]:
+def _lone_breaks(table: Judged) -> list[str]:
     notes = []
     for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
         if broken_S.any() and lasting_break(broken_S) is None:
