@@ -5,7 +5,7 @@ Axes: R row, X signal, S step, T candidate onset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +77,9 @@ class Alarm:
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
         return (
-            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} ({mean_of(self.signal)} over "
-            f"steps {self.shown[0]} to {self.shown[1]}), where {self.expected:.3g} was to be expected; {times(self.size)} "
-            f"{self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
+            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} ({mean_of(self.signal)} "
+            f"over steps {self.shown[0]} to {self.shown[1]}), where {self.expected:.3g} was to be expected; "
+            f"{times(self.size)} {self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,4 +241,3 @@ def _seen(found: Departures, row: int, peak: int, onset: int) -> tuple[float, fl
 
 def _mean(table: Judged, index: int, start: int, stop: int) -> float:
     return original_value(table.rows[index], float(known_mean(table.finite_RS[index, start:stop], axis=0)))
-

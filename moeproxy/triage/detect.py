@@ -26,6 +26,7 @@ from moeproxy.triage.healthy import Healthy
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.logged import trace_of, traces_of
+from moeproxy.triage.metric_checks import at_rest
 from moeproxy.triage.noticed import earlier, not_finite, notes_of
 from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
 from moeproxy.triage.reference import Departures
@@ -54,8 +55,8 @@ class Detection:
     """Whether a run went wrong.
 
     Args:
-        verdict: "healthy", "alarm" or "could not judge": the run is too short, or part of it lies beyond the healthy runs
-            and the rest does not alarm.
+        verdict: "healthy", "alarm" or "could not judge": the run is too short, or part of it lies beyond the healthy
+            runs and the rest does not alarm.
         onset: step from which it departs, None without an alarm.
         strength: mean excess of the strongest signals, at its largest.
         threshold: strength beyond which the run alarms.
@@ -179,6 +180,7 @@ def measure(
         warned = (*odd, *good.notes, *good.missing(table, found))
     if table.sparse:
         warned = (*warned, f"Not judged, since logged at less than half of the steps: {', '.join(table.sparse)}.")
+    warned = (*warned, *at_rest(trace))
     seen = judge(table, found, mode, n_healthy, warned)
     if seen.verdict == HEALTHY and (open_end := good.uncovered(table) if good else ""):
         seen = replace(seen, verdict=UNCLEAR, notes=(open_end, *seen.notes))

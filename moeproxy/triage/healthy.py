@@ -62,8 +62,8 @@ class Healthy:
     def measure(self, table: Judged) -> tuple[Departures, int, tuple[str, ...]]:
         """Return how far the run strays from these, how many of them judged it, and what stands out among them.
 
-        A run that is not healthy after all makes the others' spread large, and hides what it is to show. One that stands
-        out is left out where enough are left without it.
+        A run that is not healthy after all makes the others' spread large, and hides what it is to show. One that
+        stands out is left out where enough are left without it.
         """
         reference = Reference.of(self.tables, self.steps_S, table.rows)
         odd, count = reference.odd, len(self.tables)
@@ -90,8 +90,8 @@ class Healthy:
         first, last = int(self.steps_S[0]), int(self.steps_S[-1])
         return (
             f"No alarm from step {first} to {last}, but the healthy runs do not reach the other {early + late} of the "
-            f"run's {len(table.steps_S)} steps: give healthy runs of steps {table.steps_S[0]} to {table.steps_S[-1]}, or "
-            "none (the run is then judged alone)."
+            f"run's {len(table.steps_S)} steps: give healthy runs of steps {table.steps_S[0]} to {table.steps_S[-1]}, "
+            "or none (the run is then judged alone)."
         )
 
     def missing(self, table: Judged, found: Departures) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tupl
 
 
 def not_finite(table: Judged) -> tuple[str, ...]:
-    """Return a sentence for each signal with values that are not finite: what can be said of a run too short to judge."""
+    """Return a sentence for each signal with values that are not finite: all that can be said of a short run."""
     notes = []
     for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
         if broken_S.any():
@@ -125,8 +125,8 @@ def _burst_notes(row: str, values_S: np.ndarray, burst_S: np.ndarray, steps_S: n
         usual = _usual(np.where(burst_S, np.nan, values_S))[start]
         extreme = start + int(np.argmax(np.abs(values_S[start:stop] - usual)))
         notes.append(
-            f"{row}: burst at steps {steps_S[start]} to {steps_S[stop - 1]} (as far as {_value(row, values_S[extreme])}, "
-            f"{_value(row, usual)} around it), and back."
+            f"{row}: burst at steps {steps_S[start]} to {steps_S[stop - 1]} "
+            f"(as far as {_value(row, values_S[extreme])}, {_value(row, usual)} around it), and back."
         )
     return notes
 

@@ -1,10 +1,10 @@
-"""Slow departures of long runs, judged alone: what takes hundreds of steps changes nothing within the windows of a step.
+"""Slow departures of long runs, judged alone: what takes hundreds of steps changes nothing within a window of steps.
 
-A contrast sets at most 60 steps after an onset against 60 before, and takes off the trend. A collapse over 200 steps is a
-trend. Here a run is averaged in `BLOCKS` blocks, and each block is set against the best that came before it, however long
-ago. Learning moves signals far as well; so only what no learning does counts: a reward that is all but lost; entropy, a
-response's length or the use of tools that all but vanish while the reward did not rise; truncation and failing tools that
-become the rule. Not learned from data: the shares below are what these words mean.
+A contrast sets at most 60 steps after an onset against 60 before, and takes off the trend: a collapse over 200 steps is
+one. Here a run is averaged in `BLOCKS` blocks, and each is set against the best that came before it, however long ago.
+Learning moves signals far as well; so only what no learning does counts: a reward that is all but lost; entropy, a
+response's length or the use of tools that all but vanish while the reward did not rise; truncation and failing tools
+that become the rule. Nothing of it is learned from data: the shares below are what these words mean.
 
 Axes: R row, S step, B block.
 """
@@ -108,8 +108,8 @@ def begun(deviation_S: np.ndarray, share: float) -> int | None:
 def bend(values_S: np.ndarray, start: int, stop: int) -> int:
     """Return the index where a curve that is on its way at `start` bends towards its value at `stop`.
 
-    The least-squares knot of two lines that meet, from as far before `start` as `stop` lies after it. A slow course that
-    was there before is one line, the departure the other.
+    The least-squares knot of two lines that meet, from as far before `start` as `stop` lies after it. A slow course
+    that was there before is one line, the departure the other.
     """
     first = max(0, 2 * start - stop)
     step = max(1, (stop - first) // POINTS)

@@ -36,8 +36,10 @@ def _set(at: int, value: float):
 @pytest.mark.parametrize("at", [20, 40, -1])
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("total_loss", 500.0), ("total_loss", -50.0), ("total_loss", 1e12), ("kl", 5e3), ("grad_norm", 5e9)]
-    + [("entropy", 30.0), ("reward_mean", -10.0)],
+    [
+        *(("total_loss", value) for value in (500.0, -50.0, 1e12)),
+        *(("kl", 5e3), ("grad_norm", 5e9), ("entropy", 30.0), ("reward_mean", -10.0)),
+    ],
 )
 def test_a_lone_spike_of_any_size_and_signal_is_a_note_with_its_value(
     beside: bool, at: int, name: str, value: float
