@@ -5,7 +5,7 @@ Axes: R row, X signal, S step, T candidate onset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import JUMP, TRANSIENT, course
 from moeproxy.triage.departure import MEMORY
 from moeproxy.triage.jsonable import number, plain
-from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, unit_of
+from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, scale_of, unit_of
 from moeproxy.triage.reference import STRONGEST, Departures
 
 NOT_FINITE = "not finite"
@@ -41,7 +41,8 @@ class Alarm:
         size: largest shift, in healthy spreads (or, without healthy runs, in standard errors of the run's own noise);
             infinite where the values are not finite.
         excess: size over the threshold of this signal.
-        before: mean in the signal's own unit before the onset; NaN when unknown.
+        before: mean in the signal's own unit before the onset; NaN when unknown. This and the next two are geometric
+            means of signals that are judged on a logarithmic scale (`mean_of`).
         after, expected: means over the steps `shown` where the departure is largest: of the run, and what healthy runs
             (or, alone, the run's own past) made to be expected there.
         shown: first and last step of these.
@@ -76,9 +77,9 @@ class Alarm:
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
         return (
-            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} over steps "
-            f"{self.shown[0]} to {self.shown[1]}, where {self.expected:.3g} was to be expected; {times(self.size)} "
-            f"{self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
+            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} ({mean_of(self.signal)} "
+            f"over steps {self.shown[0]} to {self.shown[1]}), where {self.expected:.3g} was to be expected; "
+            f"{times(self.size)} {self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,43 +95,68 @@ class Alarm:
         return Alarm(**{**fields, **sizes, **means, "shown": tuple(fields["shown"])})
 
 
+def mean_of(row: str) -> str:
+    """Return in words which mean is given of a signal: that of the scale on which it is judged."""
+    return {"log": "geometric mean", "logit": "mean of the logit"}.get(scale_of(row), "mean")
+
+
 def times(value: float) -> str:
     """Return a multiple in words: one decimal, or three digits when it is large."""
     return f"{value:.1f}" if value < 1e4 else f"{value:.3g}"
 
 
-def alarms_of(table: Judged, found: Departures) -> tuple[Alarm, ...]:
-    """Return the alarms of a run that departs, the earliest first, of equal onsets the largest first."""
+def alarms_of(table: Judged, found: Departures, since: int | None = None) -> tuple[Alarm, ...]:
+    """Return the alarms of a run that departs, the earliest first, of equal onsets the largest first.
+
+    Args:
+        table, found: the run.
+        since: step from which the run departs, once that is known. Alarms by signals whose own onset lies before it are
+            looked for from there on: what moves a little is dated worse than what moves much. One that is over by then
+            is left out (see `moeproxy.triage.noticed.earlier`).
+    """
     broken = _broken(table)
+    quiet = {alarm.signal.partition("/")[0] for alarm in broken}
+    chosen = [x for x in _chosen(found, bool(broken)) if found.names[x] not in quiet]
+    members = dict(groups(found.rows))
+    first = 0 if since is None else int(np.searchsorted(found.steps_S, since))
+    kept = [x for x in chosen if since is None or not _over(found, x, first)]
+    places = {x: _place(found, x, first) for x in kept}
+    if since is not None and kept and not broken:
+        places |= _pinned(found, places, first)
+    moved = [_alarm(table, found, x, members[found.names[x]], places[x]) for x in kept]
+    return tuple(sorted([*broken, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
+
+
+def _chosen(found: Departures, broken: bool) -> list[int]:
+    """Return the signals that are the evidence, the largest first."""
     excess_X = found.excess_XT.max(1)
     order = [int(x) for x in np.argsort(-excess_X)]
     loud = [x for x in order if excess_X[x] > found.single_threshold]
     # The run departs by several signals together though none of them does alone: these are the evidence.
-    chosen = loud or ([x for x in order[:STRONGEST] if excess_X[x] > 0] if not broken else [])
-    members = dict(groups(found.rows))
-    quiet = {alarm.signal.partition("/")[0] for alarm in broken}
-    moved = [_alarm(table, found, x, members[found.names[x]]) for x in chosen if found.names[x] not in quiet]
-    return tuple(sorted([*broken, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
+    return loud or ([x for x in order[:STRONGEST] if excess_X[x] > 0] if not broken else [])
 
 
-def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tuple[str, ...]:
-    """Return what was seen and is no alarm: lone spikes, lone values that are not finite.
+def _over(found: Departures, x: int, first: int) -> bool:
+    """Whether a signal stays below half of its largest excess from a step on: what it did is over by then."""
+    later_T = found.onset_T >= first
+    return bool(found.excess_XT[x, later_T].max(initial=0.0) < found.excess_XT[x].max() / 2)
 
-    Args:
-        table, found: the run.
-        onset: step from which it departs; what spikes after it belongs to the departure.
-    """
-    notes = []
-    for row, steps_S in zip(found.rows, found.spikes_RS, strict=True):
-        steps = [int(step) for step in found.steps_S[steps_S] if onset is None or step < onset]
-        if steps:
-            notes.append(f"{row}: lone spike at step {_listed(steps)}; a single step is no alarm.")
-    lasting = {alarm.signal for alarm in _broken(table)}
-    for row, broken_S in zip(table.rows, table.broken_RS, strict=True):
-        if broken_S.any() and row not in lasting:
-            steps = [int(step) for step in table.steps_S[broken_S]]
-            notes.append(f"{row}: not finite at step {_listed(steps)}, finite between and after.")
-    return tuple(notes)
+
+def _place(found: Departures, x: int, first: int) -> int:
+    """Return the place of a signal's onset among the candidates from the step with index `first` on."""
+    later_T = found.onset_T >= first
+    contrast_T = np.where(later_T, found.contrast_XT[x], -1.0)
+    place = int(contrast_T.argmax())
+    return place if contrast_T[place] >= 1 else int(np.where(later_T, found.excess_XT[x], -1.0).argmax())
+
+
+def _pinned(found: Departures, places: Mapping[int, int], first: int) -> dict[int, int]:
+    """Return where the signal that changes most at the run's onset begins, when none of them begins there."""
+    here = np.flatnonzero(found.onset_T == first)
+    if not len(here) or min(places.values()) <= here[0] or found.from_start:
+        return {}
+    most = max(places, key=lambda x: found.contrast_XT[x, here[0]])
+    return {most: int(here[0])} if found.contrast_XT[most, here[0]] > 1 else {}
 
 
 def lasting_break(broken_S: np.ndarray) -> int | None:
@@ -172,11 +198,8 @@ def _finite_again(table: Judged, index: int) -> int | None:
     return int(table.steps_S[last + 1 + after[0]]) if len(after) >= LASTING else None
 
 
-def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray) -> Alarm:
-    """Describe the departure of one signal by the row of it that moves most."""
-    place = int(found.contrast_XT[x].argmax())
-    if found.contrast_XT[x, place] < 1:
-        place = int(found.excess_XT[x].argmax())
+def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place: int) -> Alarm:
+    """Describe the departure of one signal, at a candidate onset, by the row of it that moves most."""
     onset = 0 if found.from_start and found.early_X[x] > 1 else int(found.onset_T[place])
     row = int(index_R[found.size_RT[index_R].max(1).argmax()])
     later = found.onset_T >= onset
@@ -218,8 +241,3 @@ def _seen(found: Departures, row: int, peak: int, onset: int) -> tuple[float, fl
 
 def _mean(table: Judged, index: int, start: int, stop: int) -> float:
     return original_value(table.rows[index], float(known_mean(table.finite_RS[index, start:stop], axis=0)))
-
-
-def _listed(steps: Sequence[int]) -> str:
-    shown = ", ".join(map(str, steps[:5]))
-    return f"{shown} and {len(steps) - 5} more" if len(steps) > 5 else shown

@@ -22,7 +22,16 @@ from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
 from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import JUMP, course
-from moeproxy.triage.departure import candidates, contrast, lone_spikes, shifts, step_noise, without_spikes
+from moeproxy.triage.departure import (
+    averages,
+    candidates,
+    contrast,
+    lone_extremes,
+    lone_spikes,
+    shifts,
+    step_noise,
+    without_spikes,
+)
 from moeproxy.triage.judged import Judged, groups, original_value, signal_name
 from moeproxy.triage.reference import (
     ALPHA,
@@ -33,6 +42,8 @@ from moeproxy.triage.reference import (
     grouped,
     strongest,
 )
+from moeproxy.triage.slow import FROM as LONG
+from moeproxy.triage.slow import Slow, begun, slow_changes
 
 EARLIEST = 10
 """First candidate onset, in steps: the beginning says how noisy a run is."""
@@ -57,7 +68,13 @@ FAR = 4.0
 SHOWN = 10
 """Steps over which a level is averaged."""
 
+BEGUN = 0.2
+"""Share of what is too far from which on a signal of a long run has begun to go there."""
+
 PRIORS = "healthy.json"
+
+Members = list[tuple[str, np.ndarray]]
+"""Signals, each with the indices of its rows."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +133,7 @@ class Priors:
         """Return how far each row has gone (R, T), as an excess: at the limit it makes the run alarm by itself."""
         limit_R = np.array([FAR * self.reach.get(signal_name(row), np.inf) for row in table.rows])
         far_RT = np.maximum(_shift(seen, limit_R) / limit_R[:, None], _beyond(table, seen))
-        return far_RT * max(STRONGEST * self.run_threshold, self.single_threshold)
+        return far_RT * self._alarming
 
     def _only_learns(self, table: Judged, seen: _Seen, rows_R: np.ndarray, name: str) -> bool:
         """Whether a signal that any learning moves without end moved, but neither at once nor too far.
@@ -126,11 +143,46 @@ class Priors:
         if name in self.contrast and name not in LEARNS:
             return False
         row = int(rows_R[0])
-        last = known_mean(table.finite_RS[row, -SHOWN:], axis=0)
+        last = known_mean(seen.left_RS[row, -SHOWN:], axis=0)
         if np.isfinite(last) and abs(original_value(table.rows[row], float(last))) > LEARNS.get(name, np.inf):
             return False
         onset = int(seen.onset_T[seen.contrast_RT[row].argmax()])
         return course(seen.residual_RS[row], onset).kind != JUMP
+
+    @property
+    def _alarming(self) -> float:
+        """Excess of one signal that makes the run alarm by itself."""
+        return max(STRONGEST * self.run_threshold, self.single_threshold)
+
+    def _with_slow(
+        self, slow: Sequence[Slow], seen: _Seen, members: Members, excess_XT: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return excess and contrast (X, T) with slow changes in them: these begin where they begin, and not later."""
+        excess_XT, contrast_XT = excess_XT.copy(), excess_XT.copy()
+        for x, (_, rows_R) in enumerate(members):
+            mine = [one for one in slow if one.row in rows_R]
+            if mine:
+                first = max(mine, key=lambda one: one.ratio)
+                place = _place(seen, first.start)
+                size = max(first.ratio * self._alarming, float(excess_XT[x].max()))
+                excess_XT[x, place] = size
+                _begin(contrast_XT[x], place, size)
+        return excess_XT, contrast_XT
+
+    def _date_far(self, table: Judged, seen: _Seen, members: Members, contrast_XT: np.ndarray) -> None:
+        """Date signals of long runs that went too far from where they began to go, in place."""
+        if len(table.steps_S) < LONG:
+            return
+        past_RS = np.maximum(np.arange(len(table.steps_S)) - SHOWN + 1, 0), np.arange(len(table.steps_S)) + 1
+        moved_RS = averages((seen.residual_RS * seen.noise_R[:, None]), *past_RS)
+        for x, (name, rows_R) in enumerate(members):
+            limit = FAR * self.reach.get(name, np.inf)
+            starts = [begun(moved_RS[row] / limit, BEGUN) for row in rows_R] if np.isfinite(limit) else []
+            known = [start for start in starts if start is not None]
+            if known:
+                place, most = _place(seen, min(known)), int(contrast_XT[x].argmax())
+                if seen.onset_T[place] < seen.onset_T[most] - SHOWN:
+                    _begin(contrast_XT[x], place, float(contrast_XT[x].max()))
 
     def save(self, path: Path) -> Path:
         """Write the priors as JSON, atomically, and return the path."""
@@ -160,15 +212,21 @@ class Priors:
         learns_X1 = np.array([self._only_learns(table, seen, rows, name) for name, rows in members])[:, None]
         far_XT = grouped(self._far(table, seen), members)
         excess_XT = np.maximum(np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT), far_XT)
+        size_RT = np.maximum(seen.contrast_RT, seen.level_RT)
+        slow = slow_changes(table.rows, seen.left_RS, seen.noise_R)
+        excess_XT, contrast_XT = self._with_slow(slow, seen, members, excess_XT)
+        self._date_far(table, seen, members, contrast_XT)
+        for one in slow:
+            size_RT[one.row] = _size_of(one, seen)
         return Departures(
             names=tuple(name for name, _ in members),
             rows=table.rows,
             steps_S=table.steps_S,
             onset_T=seen.onset_T,
             excess_XT=excess_XT,
-            contrast_XT=excess_XT,
+            contrast_XT=contrast_XT,
             early_X=np.zeros(len(members)),
-            size_RT=np.maximum(seen.contrast_RT, seen.level_RT),
+            size_RT=size_RT,
             change_RT=np.ones(seen.contrast_RT.shape, bool),
             trend_RS=np.broadcast_to(seen.start_R[:, None], seen.residual_RS.shape),
             residual_RS=seen.residual_RS,
@@ -178,6 +236,24 @@ class Priors:
             single_threshold=self.single_threshold,
             size_in="standard errors of its own noise",
         )
+
+
+def _place(seen: _Seen, start: int) -> int:
+    """Return the place among the candidate onsets of the step with this index, or of the next one that is there."""
+    return min(int(np.searchsorted(seen.onset_T, start)), len(seen.onset_T) - 1)
+
+
+def _begin(contrast_T: np.ndarray, place: int, size: float) -> None:
+    """Make one place the onset of a signal, in place."""
+    np.minimum(contrast_T, 0.9 * size, out=contrast_T)
+    contrast_T[place] = size
+
+
+def _size_of(one: Slow, seen: _Seen) -> np.ndarray:
+    """Return the distance (T,) of ten steps from the level before a slow change, from its start on, as `level_RT`."""
+    residual_S = (seen.left_RS[one.row] - one.level) / seen.noise_R[one.row]
+    size_T = np.abs(shifts(residual_S[None], seen.onset_T, ((0, SHOWN),))[0, 0, 0]) * np.sqrt(SHOWN)
+    return np.where(seen.onset_T >= one.start, size_T, 0)
 
 
 @lru_cache(maxsize=4)
@@ -204,11 +280,13 @@ def _onsets(table: Judged) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A run against its own beginning: residuals in step noise (R, S), contrasts (R, T), lone spikes (R, S)."""
+    """A run against its own beginning: values without lone spikes (R, S), what is left of them in step noise (R, S),
+    contrasts (R, T), lone spikes (R, S)."""
 
     onset_T: np.ndarray
     start_R: np.ndarray
     noise_R: np.ndarray
+    left_RS: np.ndarray
     residual_RS: np.ndarray
     contrast_RT: np.ndarray
     spikes_RS: np.ndarray
@@ -224,12 +302,12 @@ class _Seen:
         early = max(EARLIEST, len(table.steps_S) // 4)
         floor_R = np.fmax(table.floor_R, _coarse(values_RS))
         noise_R = step_noise(values_RS[:, :early], floor_R)
-        spikes_RS = lone_spikes(values_RS, noise_R)
+        spikes_RS = lone_spikes(values_RS, noise_R) | lone_extremes(values_RS)
         left_RS = without_spikes(values_RS, spikes_RS)
         start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
         residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
         contrast_RT = contrast(residual_RS, onset_T, trend=True)
-        return _Seen(onset_T, start_R, noise_R, residual_RS, contrast_RT, spikes_RS)
+        return _Seen(onset_T, start_R, noise_R, left_RS, residual_RS, contrast_RT, spikes_RS)
 
 
 def _coarse(values_RS: np.ndarray) -> np.ndarray:
@@ -261,9 +339,9 @@ def _reached(table: Judged) -> dict[str, float]:
 def _beyond(table: Judged, seen: _Seen) -> np.ndarray:
     """Return the size (R, T) of what learning moves over the size up to which that is learning, 0 below and of others.
 
-    A run that begins with a large value may go FAR times as far.
+    A run that begins with a large value may go FAR times as far. Lone spikes count as in every other statistic: not.
     """
-    level_RT = shifts(table.finite_RS, seen.onset_T, ((0, SHOWN),))[0, 0]
+    level_RT = shifts(seen.left_RS, seen.onset_T, ((0, SHOWN),))[0, 0]
     found_RT = np.zeros(level_RT.shape)
     for index, row in enumerate(table.rows):
         if signal_name(row) in LEARNS:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import ruptures
 
+from moeproxy.triage.departure import MEMORY
+
 JUMP, DRIFT, TRANSIENT = "jump", "drift", "transient"
 
 SHORTEST = 3
@@ -41,7 +43,7 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
         onset: index of the first step of the departure.
     """
     filled_S = _filled(residual_S)
-    before, after_S = float(filled_S[:onset].mean()) if onset else 0.0, filled_S[onset:]
+    before, after_S = float(filled_S[max(0, onset - MEMORY) : onset].mean()) if onset else 0.0, filled_S[onset:]
     means, starts = _segments(after_S)
     away = np.abs(means - before)
     # Back: the last segment lies closer to the past than to the farthest one, by far.

@@ -27,6 +27,12 @@ LEAST_BEFORE, LEAST_AFTER = 4, 3
 SPIKE = 8.0
 """Size, in step noise, of a lone value that is taken out before judging: one step is a note, not an alarm."""
 
+EXTREME = 5.0
+"""Robust noises between a single value and the next of all others from which on it is told."""
+
+LEAST_KNOWN = 5
+"""Values from which on one can be called far from all others."""
+
 CLIP = 30.0
 
 _MEDIAN_TO_STD = 1.4826 / np.sqrt(2)  # of the median |difference| of two normal values
@@ -125,6 +131,15 @@ def _slopes(values_RS: np.ndarray, sums: _Sums, start_T: np.ndarray, stop_T: np.
     return np.where(variance_RT > 1e-9, covariance_RT / np.maximum(variance_RT, 1e-9), 0)
 
 
+def robust_noise(values_RS: np.ndarray) -> np.ndarray:
+    """Return the noise (R,) of single steps from the median of successive differences; 0 where there is none."""
+    step_RS = np.abs(np.diff(values_RS, axis=-1))
+    known_R = np.isfinite(step_RS).any(-1)
+    noise_R = np.zeros(len(values_RS))
+    noise_R[known_R] = np.nanmedian(step_RS[known_R], axis=-1) * _MEDIAN_TO_STD
+    return noise_R
+
+
 def step_noise(values_RS: np.ndarray, floor_R: np.ndarray) -> np.ndarray:
     """Return the noise (R,) of single steps, from successive differences: these do not see a slow trend.
 
@@ -140,23 +155,57 @@ def step_noise(values_RS: np.ndarray, floor_R: np.ndarray) -> np.ndarray:
 
 
 def lone_spikes(values_RS: np.ndarray, noise_R: np.ndarray) -> np.ndarray:
-    """Return where (R, S) a single value stands out of both neighbours on one side, while these agree."""
+    """Return where (R, S) a single value stands out of both neighbours on one side, while these agree.
+
+    The last value has none after it and is set against the two before: whether it lasts, no later step says.
+    """
     left_RS, right_RS = values_RS[:, :-2], values_RS[:, 2:]
     middle_RS, noise_R1 = values_RS[:, 1:-1], noise_R[:, None]
-    with np.errstate(invalid="ignore"):
-        up_RS = (middle_RS - left_RS > SPIKE * noise_R1) & (middle_RS - right_RS > SPIKE * noise_R1)
-        down_RS = (left_RS - middle_RS > SPIKE * noise_R1) & (right_RS - middle_RS > SPIKE * noise_R1)
-        agree_RS = np.abs(left_RS - right_RS) < SPIKE * noise_R1
     found_RS = np.zeros(values_RS.shape, bool)
-    found_RS[:, 1:-1] = (up_RS | down_RS) & agree_RS
+    found_RS[:, 1:-1] = _stands_out(middle_RS, left_RS, right_RS, noise_R1)
+    if values_RS.shape[1] > LEAST_AFTER:
+        found_RS[:, -1:] = _stands_out(values_RS[:, -1:], values_RS[:, -2:-1], values_RS[:, -3:-2], noise_R1)
+    return found_RS
+
+
+def _stands_out(values: np.ndarray, one: np.ndarray, other: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Return where a value lies on one side of two others, farther than a spike, while these agree."""
+    with np.errstate(invalid="ignore"):
+        up = (values - one > SPIKE * noise) & (values - other > SPIKE * noise)
+        down = (one - values > SPIKE * noise) & (other - values > SPIKE * noise)
+        return (up | down) & (np.abs(one - other) < SPIKE * noise)
+
+
+def lone_extremes(values_RS: np.ndarray) -> np.ndarray:
+    """Return single values (R, S) far beyond all others of their row, the first step's left out: it is often zero.
+
+    By the robust noise of the whole row: a first value of zero makes the noise of a run's beginning large on a
+    logarithmic scale, and hides a spike as large as the whole range of the signal.
+    """
+    noise_R = robust_noise(values_RS)
+    found_RS = np.zeros(values_RS.shape, bool)
+    for index, values_S in enumerate(values_RS):
+        known = np.flatnonzero(np.isfinite(values_S))
+        order = known[np.argsort(values_S[known])]
+        if len(order) <= LEAST_KNOWN or not noise_R[index]:
+            continue
+        for last, next_to_last in ((order[-1], order[-2]), (order[0], order[1])):
+            beyond = abs(values_S[last] - values_S[next_to_last])
+            found_RS[index, last] |= last > 0 and beyond > EXTREME * noise_R[index]
     return found_RS
 
 
 def without_spikes(values_RS: np.ndarray, spikes_RS: np.ndarray) -> np.ndarray:
-    """Return the values with the mean of both neighbours in the place of every lone spike."""
+    """Return the values with the mean of both neighbours in the place of every lone spike, of the last its left one."""
     between_RS = np.full_like(values_RS, np.nan)
     between_RS[:, 1:-1] = (values_RS[:, :-2] + values_RS[:, 2:]) / 2
+    between_RS[:, -1:] = values_RS[:, -2:-1]
     return np.where(spikes_RS, between_RS, values_RS)
+
+
+def averages(values_RS: np.ndarray, start_T: np.ndarray, stop_T: np.ndarray) -> np.ndarray:
+    """Return means (R, T) of the known values at start..stop-1, 0 where there is none."""
+    return _Sums.of(values_RS).mean(start_T, stop_T)[0]
 
 
 def smoothed(values_RS: np.ndarray, width: int = 7) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moeproxy.errors import ComparisonError
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.departure import LEAST_AFTER
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.reference import FEWEST_RUNS, Departures, Reference
 
@@ -58,9 +59,40 @@ class Healthy:
         notes = [f"Of the healthy runs {note}." for note in notes] + _differences(trace, traces)
         return Healthy(traces, tables_kept, steps_S, tuple(notes))
 
-    def measure(self, table: Judged) -> Departures:
-        """Return how far the run strays from these."""
-        return Reference.of(self.tables, self.steps_S, table.rows).departures(table)
+    def measure(self, table: Judged) -> tuple[Departures, int, tuple[str, ...]]:
+        """Return how far the run strays from these, how many of them judged it, and what stands out among them.
+
+        A run that is not healthy after all makes the others' spread large, and hides what it is to show. One that
+        stands out is left out where enough are left without it.
+        """
+        reference = Reference.of(self.tables, self.steps_S, table.rows)
+        odd, count = reference.odd, len(self.tables)
+        if not odd:
+            return reference.departures(table), count, ()
+        rest = [one for index, one in enumerate(self.tables) if index not in odd]
+        enough = len(rest) >= FEWEST_RUNS
+        usual = float(np.delete(reference.strength_N, odd).max(initial=0.0))
+        notes = [_stands_out(self.traces[index], float(reference.strength_N[index]), usual, enough) for index in odd]
+        if enough:
+            reference, count = Reference.of(rest, self.steps_S, table.rows), len(rest)
+        return reference.departures(table), count, tuple(notes)
+
+    def uncovered(self, table: Judged) -> str:
+        """Return in a sentence which steps at either end of the run no healthy run reaches; "" where none matters.
+
+        As few as no departure shows in do not matter, counted in the steps that are shared.
+        """
+        places = np.flatnonzero(np.isin(table.steps_S, self.steps_S))
+        least = LEAST_AFTER * int(np.median(np.diff(places))) if len(places) > 1 else LEAST_AFTER
+        early, late = int(places[0]), len(table.steps_S) - 1 - int(places[-1])
+        if max(early, late) <= least:
+            return ""
+        first, last = int(self.steps_S[0]), int(self.steps_S[-1])
+        return (
+            f"No alarm from step {first} to {last}, but the healthy runs do not reach the other {early + late} of the "
+            f"run's {len(table.steps_S)} steps: give healthy runs of steps {table.steps_S[0]} to {table.steps_S[-1]}, "
+            "or none (the run is then judged alone)."
+        )
 
     def missing(self, table: Judged, found: Departures) -> tuple[str, ...]:
         """Return what of the run could not be judged for want of it in the healthy runs."""
@@ -72,6 +104,13 @@ class Healthy:
                 f"Judged on {len(found.steps_S)} of {len(table.steps_S)} steps: the healthy runs have no others."
             )
         return tuple(told)
+
+
+def _stands_out(trace: Trace, strength: float, usual: float, left_out: bool) -> str:
+    info = trace.provenance
+    name = info.model if info.source == "file" else f"{info.model}, seed {info.seed}"
+    told = f"Healthy run {name} departs from the others: strength {strength:.1f}, they stay below {usual:.1f}"
+    return f"{told}; it was left out." if left_out else f"{told}. Leave it out, and give another: is it healthy?"
 
 
 def _content(table: Judged) -> bytes:

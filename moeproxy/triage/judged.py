@@ -115,10 +115,15 @@ def meaning_of(row: str) -> str:
     return DERIVED[name].doc if name in DERIVED else signal_of(row).doc
 
 
+def scale_of(row: str) -> str:
+    """Return the scale on which a row is judged: "linear", "log" or "logit"."""
+    name = signal_name(row)
+    return DERIVED[name].scale if name in DERIVED else signal_of(row).scale
+
+
 def original_value(row: str, transformed: float) -> float:
     """Return a transformed value in the signal's own unit."""
-    name = signal_name(row)
-    scale = DERIVED[name].scale if name in DERIVED else signal_of(row).scale
+    name, scale = signal_name(row), scale_of(row)
     if scale == "log":
         tiny = DERIVED[name].resolution if name in DERIVED else signal_of(row).resolution
         return 0.0 if transformed <= np.log(tiny) + 1e-9 else float(np.exp(min(transformed, 700.0)))

@@ -39,6 +39,10 @@ ALPHA = 0.02
 SIGNAL_QUANTILE, LEAST = 0.95, 3.0
 """A signal's own threshold: this quantile of what healthy runs reach, and never less than so many spreads."""
 
+ODD = 2.5
+"""Strength from which on one of several healthy runs is none, judged by the others. Of 36 draws of 6 to 12 healthy runs
+of the benchmark the strangest reached 2.3; a broken run among eight 2.7 and more, two of them too."""
+
 STRONGEST = 3
 """A run is judged by the mean of its strongest signals: one alone strays in many a healthy run."""
 
@@ -114,6 +118,7 @@ class Reference:
         contrast_X: contrast that healthy runs reach.
         run_threshold, single_threshold: see `Departures`.
         n_runs: number of healthy runs.
+        strength_N: strength of every healthy run, judged by the others.
     """
 
     rows: tuple[str, ...]
@@ -127,6 +132,12 @@ class Reference:
     run_threshold: float
     single_threshold: float
     n_runs: int
+    strength_N: np.ndarray
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """Indices of healthy runs that depart from the others too far to be healthy like them."""
+        return tuple(int(index) for index in np.flatnonzero(self.strength_N > ODD))
 
     @staticmethod
     def of(tables: Sequence[Judged], steps_S: np.ndarray, rows: Sequence[str] | None = None) -> Reference:
@@ -215,6 +226,7 @@ def _fit(values_NRS: np.ndarray, rows: tuple[str, ...], steps_S: np.ndarray, flo
         run_threshold=exceeded_by(strength_N, ALPHA),
         single_threshold=exceeded_by(single_N, ALPHA),
         n_runs=len(values_NRS),
+        strength_N=strength_N,
     )
 
 

@@ -146,10 +146,51 @@ def test_other_settings_of_the_healthy_runs_are_told() -> None:
     assert not any("learning_rate" in note for note in same.notes)
 
 
-def test_longer_runs_are_judged_on_shared_steps() -> None:
+def test_steps_that_healthy_runs_do_not_reach_are_not_called_healthy() -> None:
     found = detect(run("original", 0, n_steps=90), GOOD)
+    assert found.verdict == UNCLEAR
     assert found.n_steps == 60
+    assert found.sentences[0] == "Could not judge the whole run."
+    assert "do not reach the other 30 of the run's 90 steps" in found.notes[0]
+    assert "steps 0 to 89" in found.notes[0]
     assert any("60 of 90 steps" in note for note in found.notes)
+    broken = detect(run("original", 0, n_steps=90, fault="wrong_logp", effect=FAULTS["wrong_logp"]), GOOD)
+    assert broken.verdict == ALARM, "an alarm stays one"
+    assert detect(run("original", 0, n_steps=62), GOOD).verdict == HEALTHY, "in two steps no departure shows"
+
+
+def test_steps_between_those_of_the_healthy_runs_are_covered() -> None:
+    seldom = [Trace(one.steps.iloc[::4], None, one.provenance) for one in GOOD]
+    assert detect(run("original", 0), seldom).verdict == HEALTHY
+
+
+def test_a_broken_run_among_the_healthy_ones_is_named_and_left_out() -> None:
+    effects = {"a": {"grad_norm": 30.0, "kl": 30.0, "entropy": 30.0}, "b": {"reward_mean": -30.0, "update_norm": 30.0}}
+    odd = [
+        run("original", seed, fault=fault, effect=effect) for seed, (fault, effect) in enumerate(effects.items(), 50)
+    ]
+    broken = run("original", 0, fault="wrong_logp", effect=FAULTS["wrong_logp"])
+    alone = detect(broken, GOOD[:8])
+    for some in (odd[:1], odd):
+        found = detect(broken, [*GOOD[:8], *some])
+        assert found.strength == pytest.approx(alone.strength)
+        told = [note for note in found.notes if "departs from the others" in note]
+        assert len(told) == len(some)
+        assert all("original, seed 5" in note and note.endswith("it was left out.") for note in told)
+        assert found.n_healthy == 8
+    few = detect(broken, [*GOOD[:5], odd[0]])
+    assert any("Leave it out, and give another" in note for note in few.notes)
+    assert few.n_healthy == 6
+    assert not any("departs from the others" in note for note in alone.notes)
+
+
+def test_a_run_too_short_to_judge_names_values_that_are_not_finite() -> None:
+    trace = run("original", 0, n_steps=12)
+    values_S = trace.values("grad_norm").copy()
+    values_S[4:] = np.nan
+    found = detect(_with(trace, grad_norm=values_S), priors=PRIORS)
+    assert found.verdict == UNCLEAR
+    assert "grad_norm: not finite from step 4 on, at 8 of 12 steps." in found.notes
 
 
 def test_what_is_saved_is_read_back(tmp_path: Path) -> None:

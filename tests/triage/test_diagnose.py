@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from moeproxy.triage.fingerprint import SPANS, Units
 from moeproxy.triage.learn import catalogue_entries
 from moeproxy.triage.learned import load_library, save_library
 from moeproxy.triage.library import Library
-from moeproxy.triage.metric_checks import wrong_metrics
+from moeproxy.triage.metric_checks import at_rest, wrong_metrics
 
 FAULTS = ("stale_rollout", "reward_collapse", "nan_poison", "update_freeze")
 
@@ -160,6 +161,44 @@ def test_a_metric_that_repeats_itself_to_the_last_bit_is_named() -> None:
     assert "repeats 0.9 to the last bit for 21 steps" in wrong_metrics(_trace(entropy=[*moving, *([0.9] * 20)]))[0]
     assert wrong_metrics(_trace(entropy=moving)) == ()
     assert wrong_metrics(_trace(aux_loss=[0.0] * 30)) == ()
+
+
+def test_a_bound_that_is_reached_is_no_wrong_metric() -> None:
+    rising, at_cap = [float(n) for n in range(4, 8)], [8.0] * 20
+    assert wrong_metrics(_trace(response_length=[*rising, *at_cap], truncated=[0.5] * 4 + [1.0] * 20)) == ()
+    assert wrong_metrics(_trace(response_length=[*rising, *at_cap])) == ()
+    assert "repeats 8" in wrong_metrics(_trace(response_length=[*rising, *at_cap], truncated=[0.5] * 24))[0]
+    assert "repeats 7.3" in wrong_metrics(_trace(response_length=[*rising, *([7.3] * 20)]))[0]
+    solved = [0.2, 0.5, 0.7, 0.9, *([1.0] * 20)]
+    assert wrong_metrics(_trace(reward_mean=solved, reward_std=[0.3] * 4 + [0.0] * 20)) == ()
+    assert wrong_metrics(_trace(reward_mean=solved, zero_variance_groups=[0.3] * 4 + [1.0] * 20)) == ()
+    assert "repeats 1" in wrong_metrics(_trace(reward_mean=solved, reward_std=[0.3] * 24))[0]
+
+
+@pytest.mark.parametrize(
+    ("definition", "may"),
+    [
+        ("as the reward's penalty: with its sign and coefficient", True),
+        ("the estimate that kl_estimator names, mean over sequences", True),
+        ("mean over the batches since the last log; k3 estimate", False),
+        ("", False),
+    ],
+)
+def test_a_kl_may_be_negative_where_its_definition_says_so(definition: str, may: bool) -> None:
+    trace = _trace(kl=[0.1, -0.2, 0.1])
+    info = dataclasses.replace(trace.provenance, config={"log": {"definitions": {"kl": definition}}})
+    assert (wrong_metrics(Trace(trace.steps, None, info)) == ()) == may
+
+
+def test_metrics_that_never_move_are_told() -> None:
+    moving = [float(n % 7) for n in range(20)]
+    (told,) = at_rest(_trace(entropy=[0.5] * 20, kl=[0.0] * 20, truncated=[0.0] * 20, reward_mean=moving))
+    assert "at all 20 steps" in told
+    assert told.endswith("entropy (0.5).")
+    (zeros,) = at_rest(_trace(entropy=[0.0] * 20, grad_norm=[0.0] * 20))
+    assert "entropy (0), grad_norm (0)" in zeros
+    assert at_rest(_trace(reward_mean=moving)) == ()
+    assert at_rest(_trace(entropy=[0.5] * 5)) == ()
 
 
 def test_the_command_tells_scripts_by_its_exit_code(recorded, tmp_path: Path, capsys) -> None:
