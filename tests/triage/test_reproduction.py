@@ -53,9 +53,7 @@ def result(background: float, *matches: float) -> Reproduction:
         (0.5, (NONE, NONE), "small has no run with any candidate."),
     ],
 )
-def test_the_first_sentence_is_true_of_all_candidates(
-    background: float, matches: tuple[float, ...], said: str
-) -> None:
+def test_the_first_sentence_is_true_of_all_candidates(background: float, matches: tuple[float, ...], said: str) -> None:
     assert result(background, *matches).sentences[0] == said
 
 
