@@ -19,12 +19,13 @@ from moeproxy.view.actions import Action
 from moeproxy.view.incident import Incident
 from moeproxy.view.log_view import usual
 from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, counted, finish, literal
+from moeproxy.view.timeline import among
 
 MOST_PANELS = 4
 """Panels of one figure: in a single column they fill two thirds of a page."""
 
 _PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 84, 106
-_TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
+_MOST_TICKS = 5
 _BAND = "rgba(118,118,118,0.25)"
 
 
@@ -58,7 +59,7 @@ def signals_figure(incident: Incident, judged: JudgedAttempt, *, actions: Sequen
     Args:
         incident: the run.
         judged: the attempt of it to draw.
-        actions: in their order; of those with a step the step is marked.
+        actions: in their order; of those at a step of the run the step is marked.
     """
     panels = _panels(judged, incident.healthy)
     titles = [_heading(panel) for panel in panels]
@@ -96,9 +97,7 @@ def evidence_figure(diagnosis: Diagnosis) -> go.Figure:
     ):
         figure.add_trace(_dots(name, symbol, colour, values, labels))
     figure.add_vline(x=0, line={"color": BLACK, "width": 1})
-    ticks = [float(_squash(tick)) for tick in _TICKS]
-    title = {"text": "change, in what healthy runs reach", "font": {"size": 14}}
-    figure.update_xaxes(tickvals=ticks, ticktext=[f"{tick:+d}" if tick else "0" for tick in _TICKS], title=title)
+    figure.update_xaxes(_evidence_axis([value for one, _ in rows for value in (one.seen, one.expected)]))
     figure.update_yaxes(categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4])
     height = 170 + 27 * len(labels)
     legend = {"orientation": "h", "x": 0, "y": -62 / (height - 60 - 106), "yanchor": "top"}
@@ -232,7 +231,9 @@ def _mark(figure: go.Figure, judged: JudgedAttempt, actions: Sequence[Action]) -
     onset = judged.diagnosis.detection.onset
     if onset is not None:
         _upright(figure, onset, f"onset, step {onset}", BLACK, "dot")
-    steps = [(action.step, number) for number, action in enumerate(actions, 1) if action.step is not None]
+    index = judged.trace.steps.index
+    here = [(a.step, number) for number, a in enumerate(actions, 1) if among(a.step, int(index[0]), int(index[-1]))]
+    steps = [(step, number) for step, number in here if step is not None]
     for step in dict.fromkeys(step for step, _ in steps):
         _upright(figure, step, "actions", GREEN, "dashdot")
         words = ", ".join(str(number) for other, number in steps if other == step)
@@ -330,6 +331,37 @@ def _dots(name: str, symbol: str, colour: str, values: list[float], labels: list
         customdata=values,
         hovertemplate="%{y}: %{customdata:.2f}<extra></extra>",
     )
+
+
+def _evidence_axis(values: Sequence[float]) -> dict[str, Any]:
+    """Return an axis in asinh, linear near 0 and logarithmic far from it, with ticks to beyond the outermost values."""
+    seen = [0.0, *(value for value in values if np.isfinite(value))]
+    above = _ticks_to(max(seen))
+    below = [-tick for tick in _ticks_to(-min(seen))]
+    ticks = [*below[::-1], 0.0, *above]
+    low, high = (_squash(ticks[place]) for place in (0, -1))
+    room = 0.04 * (high - low)
+    return {
+        "tickvals": [_squash(tick) for tick in ticks],
+        "ticktext": [f"{tick:+g}" if tick else "0" for tick in ticks],
+        "range": [low - room, high + room],
+        "title": {"text": "change, in what healthy runs reach (asinh scale)", "font": {"size": 14}},
+    }
+
+
+def _ticks_to(end: float) -> list[float]:
+    """Return ticks from 1 on, up to the first that is not below `end`: 1, 2, 5, 10, ..., or 1, 10, 100 where far."""
+    if end <= 0:
+        return []
+    decades = int(np.ceil(np.log10(max(end, 1.0)))) + 1
+    fine = [factor * 10.0**decade for decade in range(decades) for factor in (1, 2, 5)]
+    coarse = [10.0**decade for decade in range(decades)]
+    chosen = [_up_to(end, ticks) for ticks in (fine, coarse)]
+    return chosen[0] if len(chosen[0]) <= _MOST_TICKS else chosen[1]
+
+
+def _up_to(end: float, ticks: Sequence[float]) -> list[float]:
+    return list(ticks[: 1 + int(np.searchsorted(ticks, end))])
 
 
 def _squash(value: float) -> float:

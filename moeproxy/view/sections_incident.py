@@ -164,6 +164,9 @@ def _timeline(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
             "when the next one began; what a resume replaced is judged too."
         )
     yield Figure("Attempts, onset, alarms and actions by step.", timeline_figure(drawn, one.name), open=True)
+    far = [f"{number} (step {action.step})" for action, number in drawn.aside if action.step is not None]
+    if far:
+        yield Text(f"Listed and not drawn, since the run has no such step: {', '.join(far)}.", note=True)
 
 
 def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:

@@ -16,7 +16,7 @@ from moeproxy.errors import MoeproxyError
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.view.actions import Action
 from moeproxy.view.document import Document, Figure, Points, Text
-from moeproxy.view.figures_incident import evidence_figure, signals_figure
+from moeproxy.view.figures_incident import _evidence_axis, evidence_figure, signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import Words, gather, load_results, postmortem
@@ -147,7 +147,53 @@ def test_the_timeline_has_everything_at_its_step() -> None:
     named = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data if trace.name}
     assert named["onset"] == ([15], ["attempt 1 of 2"])
     assert named["setting changed"] == ([11], [f"{ACTIONS}, row 2"])
-    assert "1 action without a step only in the table" in describe(figure)
+    assert "1 action at no step of the run only in the table" in describe(figure)
+
+
+def test_actions_at_no_step_of_the_run_are_listed_and_squeeze_nothing() -> None:
+    """Step 0 and the step after the last are next to the run; 500 and 10,000 are not."""
+    done = tuple(Action(f"step {step}", step=step) for step in (0, 15, 61, 500, 10_000))
+    drawn = timeline(postmortems.resumed(), done)
+    assert [m.step for m in drawn.moments if m.row.startswith(ACTIONS)] == [0, 15, 61]
+    assert [number for _, number in drawn.aside] == [4, 5]
+    assert drawn.span == (0, 61)
+    assert drawn.table()["step"].tolist()[-2:] == ["500", "10000"]
+    figure = timeline_figure(drawn, "x")
+    assert figure.layout.xaxis.range[1] < 65
+    assert "steps 0 to 61" in describe(figure)
+    found = postmortems.poisoned()
+    signals = signals_figure(found, found.judgements[0], actions=(*done, Action("no step")))
+    assert {shape.x0 for shape in signals.layout.shapes} & {0, 15, 500, 10_000} == {0, 15}
+    words = " ".join(
+        block.text
+        for section in compose(gather([postmortems.resumed()], Words(actions=done))).sections
+        for block in section.blocks
+        if isinstance(block, Text)
+    )
+    assert "not drawn, since the run has no such step: 4 (step 500), 5 (step 10000)" in words
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([3.4, -0.2], ["-1", "0", "+1", "+2", "+5"]),
+        ([0.3], ["0", "+1"]),
+        ([-11.0], ["-20", "-10", "-5", "-2", "-1", "0"]),
+        ([60.0, float("inf")], ["0", "+1", "+10", "+100"]),
+        ([], ["0"]),
+    ],
+)
+def test_the_axis_of_the_evidence_names_its_scale_and_is_ticked_to_its_ends(
+    values: list[float], ticks: list[str]
+) -> None:
+    axis = _evidence_axis(values)
+    assert axis["ticktext"] == ticks
+    assert axis["tickvals"] == pytest.approx([math.asinh(float(tick)) for tick in ticks])
+    assert axis["range"][0] <= min(axis["tickvals"])
+    assert axis["range"][1] >= max(axis["tickvals"])
+    assert "asinh" in axis["title"]["text"]
+    finite = [value for value in values if math.isfinite(value)]
+    assert all(float(ticks[0]) <= value <= float(ticks[-1]) for value in finite)
 
 
 def test_more_alarms_than_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
