@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import Alarm
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.diagnose import Cause, Diagnosis, Evidence
@@ -26,6 +27,12 @@ MOST_PANELS = 4
 
 _PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 84, 106
 _MOST_TICKS = 5
+_DRAWN = 1e300
+"""Largest value that is drawn: plotly takes larger ones, from 1.8e304 on, for none."""
+
+FAR = 1e50
+"""Size of a mean from which on it is said to be larger: what is judged is bounded, at 1e60."""
+
 _BAND = "rgba(118,118,118,0.25)"
 
 
@@ -114,7 +121,7 @@ def _panels(judged: JudgedAttempt, healthy: Sequence[Any]) -> list[_Panel]:
     alarms = _chosen(judged.diagnosis.detection.alarms, table)
     rows = list(alarms) or [name for name in usual([judged.trace]) if name in table.rows] or list(table.rows[:4])
     others = [Judged.of(one) for one in healthy]
-    return [_panel(row, table, others, alarms.get(row)) for row in rows]
+    return [_panel(row, table, others, alarms.get(row), judged.trace) for row in rows]
 
 
 def _chosen(alarms: Sequence[Alarm], table: Judged) -> dict[str, Alarm]:
@@ -128,7 +135,7 @@ def _chosen(alarms: Sequence[Alarm], table: Judged) -> dict[str, Alarm]:
     return dict(list(found.items())[:MOST_PANELS])
 
 
-def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | None) -> _Panel:
+def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | None, trace: Trace) -> _Panel:
     place = table.rows.index(row)
     steps_S = table.steps_S
     theirs_RS = np.array([_plain(row, one.at((row,), steps_S)[0]) for one in others]).reshape(len(others), len(steps_S))
@@ -137,7 +144,16 @@ def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | Non
         np.ma.filled(bound, np.nan) if others else np.full(len(steps_S), np.nan)
         for bound in ((seen_RS.min(0), seen_RS.max(0)) if others else (np.nan, np.nan))
     )
-    return _Panel(row, steps_S, _plain(row, table.finite_RS[place]), table.broken_RS[place], low_S, high_S, alarm)
+    return _Panel(row, steps_S, _own(row, table, trace), table.broken_RS[place], low_S, high_S, alarm)
+
+
+def _own(row: str, table: Judged, trace: Trace) -> np.ndarray:
+    """Return the values of the run as it logged them: those it is judged by are bounded, 1e308 as 1e60."""
+    judged_S = _plain(row, table.finite_RS[table.rows.index(row)])
+    if row not in trace.signals:
+        return judged_S
+    values_S = trace.steps[row].reindex(table.steps_S).to_numpy(np.float64, na_value=np.nan)
+    return np.where(np.isfinite(judged_S) & np.isfinite(values_S), values_S, judged_S)
 
 
 def _plain(row: str, values_S: np.ndarray) -> np.ndarray:
@@ -162,14 +178,15 @@ def _traces(panel: _Panel, first: bool) -> list[go.Scatter]:
     found.append(
         go.Scatter(
             x=panel.steps_S,
-            y=panel.values_S,
+            y=np.clip(panel.values_S, -_DRAWN, _DRAWN),
+            customdata=panel.values_S,
             mode="lines+markers" if np.isfinite(panel.values_S).sum() <= 60 else "lines",
             line=line,
             marker={"size": 4},
             name="this run",
             legendgroup="run",
             showlegend=first,
-            hovertemplate="step %{x}: %{y:.4g}<extra></extra>",
+            hovertemplate="step %{x}: %{customdata:.4g}<extra></extra>",
         )
     )
     alarm = panel.alarm
@@ -299,7 +316,14 @@ def _told(panel: _Panel) -> str:
     if not np.isfinite(alarm.after):
         was = "" if np.isnan(alarm.before) else f", {alarm.before:.3g} before"
         return f"{panel.row} not finite from step {alarm.onset}{was}"
-    return f"{panel.row} {alarm.after:.3g} instead of {alarm.expected:.3g} from step {alarm.onset}"
+    return (
+        f"{panel.row} {judged_number(alarm.after)} instead of {judged_number(alarm.expected)} from step {alarm.onset}"
+    )
+
+
+def judged_number(value: float) -> str:
+    """Return a mean of values that were judged, in three digits; such values are bounded."""
+    return f"beyond {np.sign(value) * FAR:.0e}" if abs(value) >= FAR else f"{value:.3g}"
 
 
 def _table(panels: list[_Panel]) -> pd.DataFrame:
