@@ -16,6 +16,7 @@ from pathlib import Path
 
 from moeproxy.errors import LabError
 from moeproxy.files import provenance
+from moeproxy.lab.budget import Budget, OutOfTime
 from moeproxy.lab.identity import model_hash
 from moeproxy.lab.jobs import Failure
 from moeproxy.lab.remedies import REMEDIES, candidates, check_application, remedy
@@ -24,7 +25,6 @@ from moeproxy.lab.snapshot import snapshot_path, undisturbed
 from moeproxy.lab.sweep import result_path, sweep, try_sweep
 from moeproxy.lab.sweep_progress import Watch
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.budget import Budget, OutOfTime
 from moeproxy.triage.remedy_result import KINDS, Remedy, Transfer, Trial, judge, not_ended, transfers
 from moeproxy.triage.severity import Healthy, severity
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab.budget import Budget, OutOfTime, check_minutes
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.settings import Injection, RunSpec
 from moeproxy.lab.sweep import result_path, sweep, try_sweep
@@ -25,7 +26,6 @@ from moeproxy.lab.sweep_progress import Watch
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.aligned import Aligned, aligned
-from moeproxy.triage.budget import Budget, OutOfTime, check_minutes
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Runs, judge, measure
 from moeproxy.triage.diagnose import likeliest
 from moeproxy.triage.fingerprint import fingerprint

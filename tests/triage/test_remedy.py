@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab import budget
 from moeproxy.lab.bench import Model
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import Application, GRPOSettings, Injection, RunSpec
@@ -17,7 +18,6 @@ from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.places import data_dir
 from moeproxy.traces import Trace
 from moeproxy.traces.pack import load_bench
-from moeproxy.triage import budget
 from moeproxy.triage import remedy as module
 from moeproxy.triage.remedy import Case, _Log, prepare_snapshots, treated, try_on, try_remedies
 from moeproxy.triage.remedy_result import Remedy, Transfer, Trial, judge, not_ended, transfers

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab import budget
 from moeproxy.lab.bench import SETTINGS
 from moeproxy.lab.jobs import Failure
 from moeproxy.lab.settings import RunSpec
@@ -18,7 +19,6 @@ from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.places import data_dir
 from moeproxy.traces import Trace
 from moeproxy.traces.pack import load_bench
-from moeproxy.triage import budget
 from moeproxy.triage import reproduce as module
 from moeproxy.triage.aligned import BROKEN, WINDOWS, Aligned
 from moeproxy.triage.detect import BESIDE

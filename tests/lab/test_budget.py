@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from moeproxy.errors import LabError
+from moeproxy.lab import budget as module
+from moeproxy.lab.budget import Budget, OutOfTime, check_minutes
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep_progress import SweepProgress
-from moeproxy.triage import budget as module
-from moeproxy.triage.budget import Budget, OutOfTime, check_minutes
 from moeproxy.triage.reproduce import Live
 
 
