@@ -98,7 +98,7 @@ class LogTrace:
                 f"no metric in this log; it contains {self.contents}",
                 where=", ".join(self.info.files),
                 expected="at least one metric at one step",
-                remedy=self._remedy(),
+                remedy=self.remedy,
             )
         return self._trace
 
@@ -161,13 +161,15 @@ class LogTrace:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         return [f"  no signal (a mapping can name them): {', '.join(names[:_NAMED])}{more}"] if names else []
 
-    def _remedy(self) -> str:
-        if self.info.rows:
-            return (
-                "name the columns with a mapping: read(path, mapping={'their_key': 'signal'}, step='their_step'), "
-                "or --map and --step"
-            )
-        return "look at the end of the log, or give the file that the run's logger wrote"
+    @property
+    def remedy(self) -> str:
+        """What to do about a log without a metric, in one clause."""
+        if not self.info.rows:
+            return "look at the end of the log, or give the file that the run's logger wrote"
+        return (
+            "name the columns with a mapping: read(path, mapping={'their_key': 'signal'}, step='their_step'), "
+            "or --map their_key=signal and --step their_step"
+        )
 
     def __repr__(self) -> str:
         if self._trace is None:

@@ -60,8 +60,13 @@ class RunInfo:
 
     @property
     def healthy(self) -> bool:
-        """Whether no fault acts in this run."""
+        """Whether no fault was injected; that says nothing of a run that was read from a log, see `unknown`."""
         return self.fault is None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the run was read from somebody's log, so that nobody says whether a fault acts in it."""
+        return self.fault is None and self.source == "file" and "log" in self.config
 
     @property
     def faults(self) -> tuple[tuple[str, float, int | None], ...]:
@@ -91,6 +96,8 @@ class RunInfo:
     def __str__(self) -> str:
         faults = " and ".join(f"{fault} {strength:g} from step {onset}" for fault, strength, onset in self.faults)
         remedies = "".join(f", {remedy} from step {start}" for remedy, start in self.remedies)
+        if self.unknown:
+            return f"{self.model}, read from a log{remedies}"
         return f"{self.model}, {faults or 'healthy'}{remedies}, seed {self.seed}, {self.source}"
 
 

@@ -33,6 +33,7 @@ class LogVerdict:
         name: of the run.
         attempts: what stood in the log before each resume, and the run as its log ends; empty without a metric.
         contents: what the log holds then.
+        remedy: what to do then.
         notes: what the reader of the log found odd.
     """
 
@@ -40,6 +41,7 @@ class LogVerdict:
     attempts: tuple[JudgedAttempt, ...]
     contents: str = ""
     notes: tuple[str, ...] = ()
+    remedy: str = ""
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -54,15 +56,21 @@ class LogVerdict:
     def text(self) -> str:
         """Return the verdict for people."""
         if not self.attempts:
-            return f"{self.name}: could not judge: no metric; it contains {self.contents}"
+            do = f". What to do: {self.remedy}." if self.remedy else ""
+            return f"{self.name}: could not judge: no metric; it contains {self.contents}{do}"
         said = [line for judged in self.attempts for line in self._said(judged)]
         return "\n".join([*said, *(f"  log: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as JSON values."""
         found = None if self.diagnosis is None else self.diagnosis.to_dict()
-        told = {"run": self.name, "verdict": self.verdict, "contents": self.contents, "diagnosis": found}
-        return {**told, "attempts": [_told(judged) for judged in self.attempts], "notes": list(self.notes)}
+        told = {"run": self.name, "verdict": self.verdict, "contents": self.contents, "remedy": self.remedy}
+        return {
+            **told,
+            "diagnosis": found,
+            "attempts": [_told(judged) for judged in self.attempts],
+            "notes": list(self.notes),
+        }
 
     def _said(self, judged: JudgedAttempt) -> list[str]:
         detection = judged.diagnosis.detection
@@ -96,8 +104,10 @@ def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[
     return [_judge(path, name, run, good) for name, run in runs_in(path, **reading)]
 
 
-def example_notes(path: Path) -> tuple[str, ...]:
-    """Return what a reader of the verdict on an example log must know; nothing for other logs."""
+def example_notes(path: Path, run: Trace | LogTrace) -> tuple[str, ...]:
+    """Return what a reader of the verdict on an example log must know; nothing for other logs, or without a metric."""
+    if not _has_metrics(run):
+        return ()
     return (LEARNED,) if path.resolve().parent == (data_dir() / "logs").resolve() else ()
 
 
@@ -110,11 +120,11 @@ def exit_code(judged: Sequence[LogVerdict]) -> int:
 def verdict_of(path: Path, name: str, run: Trace | LogTrace, judged: tuple[JudgedAttempt, ...]) -> LogVerdict:
     """Return the verdict on a run of a log, with what it says beside the metrics; no attempts where it has none."""
     if isinstance(run, Trace):
-        return LogVerdict(name, judged, notes=(*_machines(run), *example_notes(path)))
+        return LogVerdict(name, judged, notes=(*_machines(run), *example_notes(path, run)))
     if not judged:
-        return LogVerdict(name, (), run.contents)
+        return LogVerdict(name, (), run.contents, remedy=run.remedy)
     read = (*run.info.notes, *map(str, run.info.resumes), *_machines(run), *map(str, run.info.findings))
-    return LogVerdict(name, judged, notes=(*read, *example_notes(path)))
+    return LogVerdict(name, judged, notes=(*read, *example_notes(path, run)))
 
 
 def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
@@ -124,8 +134,11 @@ def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
 
 
 def _judge(path: Path, name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
-    empty = isinstance(run, LogTrace) and not run.has_metrics
-    return verdict_of(path, name, run, () if empty else judge_attempts(run, healthy))
+    return verdict_of(path, name, run, judge_attempts(run, healthy) if _has_metrics(run) else ())
+
+
+def _has_metrics(run: Trace | LogTrace) -> bool:
+    return isinstance(run, Trace) or run.has_metrics
 
 
 def _told(judged: JudgedAttempt) -> dict[str, Any]:

@@ -10,15 +10,16 @@ help the original: `try_on` runs just that there.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from moeproxy.errors import LabError
 from moeproxy.files import provenance
+from moeproxy.lab.budget import Budget, OutOfTime
 from moeproxy.lab.identity import model_hash
-from moeproxy.lab.remedies import REMEDIES, candidates, remedy
+from moeproxy.lab.jobs import Failure
+from moeproxy.lab.remedies import REMEDIES, candidates, check_application, remedy
 from moeproxy.lab.settings import Application, RunSpec, Snapshots
 from moeproxy.lab.snapshot import snapshot_path, undisturbed
 from moeproxy.lab.sweep import result_path, sweep, try_sweep
@@ -107,14 +108,17 @@ def try_remedies(
     Args:
         case: what is treated.
         out: folder of the runs; what lies there already is not run again.
-        minutes: budget; no round of runs begins that is not expected to end in time. None has no end.
+        minutes: budget, of the broken run too; None has no end. No round of runs begins that would be longer than what
+            is left, going by the longest so far; one that is over time is ended at its next step, and its remedies
+            count as not tried. What a process needs to start, some seconds, is not cut short.
         workers: runs at a time.
         watch: see `moeproxy.lab.sweep.sweep`. An exception in it ends everything; finished runs are kept.
         told: told of every trial when it is judged.
         snapshots: folder of the snapshots that runs start from; None starts from the checkpoint.
 
     Raises:
-        LabError: the broken run itself cannot be made, or a remedy is unknown.
+        LabError: the broken run itself cannot be made, also within the budget, or a remedy is unknown; the minutes are
+            not positive, or not finite.
     """
     options = {"workers": workers, "watch": watch, "told": told, "snapshots": snapshots}
     return try_many([case], out, minutes=minutes, **options)[0]
@@ -131,27 +135,53 @@ def try_many(
     snapshots: Path | None = None,
 ) -> list[Remedy]:
     """Like `try_remedies`, for many cases at once: a round makes the next trial of each, so all workers have work."""
-    began = time.monotonic()
+    budget = Budget(minutes)
+    _check_remedies(cases)
+    ending = budget.watch(watch)
     specs = [case.spec for case in cases]
-    if snapshots is not None:
-        prepare_snapshots(specs, snapshots, workers=workers, watch=watch)
-        specs = [replace(spec, snapshots=Snapshots(snapshots)) for spec in specs]
-    broken = sweep(specs, out, workers=workers, watch=watch)
+    try:
+        if snapshots is not None:
+            prepare_snapshots(specs, snapshots, workers=workers, watch=ending)
+            specs = [replace(spec, snapshots=Snapshots(snapshots)) for spec in specs]
+        broken = sweep(specs, out, workers=workers, watch=ending)
+    except OutOfTime as error:
+        raise LabError(
+            f"the {minutes:g} minutes were spent before the broken run had ended",
+            where=out,
+            remedy="give more minutes: finished runs are kept and not repeated",
+        ) from error
     logs = [_Log(case, spec, trace) for case, spec, trace in zip(cases, specs, broken, strict=True)]
-    longest = 0.0
-    while runs := [run for log in logs for run in log.due()]:
-        spent = time.monotonic() - began
-        if minutes is not None and spent + longest > 60 * minutes:
+    while (runs := [run for log in logs for run in log.due()]) and budget.fits():
+        try:
+            with budget.round():
+                ended = try_sweep([spec for _, _, spec in runs], out, workers=workers, watch=ending)
+        except OutOfTime:
+            _take([run for run in runs if result_path(run[2], out).is_file()], (), out, told)
             break
-        ended = try_sweep([spec for _, _, spec in runs], out, workers=workers, watch=watch)
-        failures = {result_path(failure.spec, out): str(failure) for failure in ended.failures}
-        for log, name, spec in runs:
-            path = result_path(spec, out)
-            trial = log.add(name, path, failures.get(path, ""))
-            if told:
-                told(log.case, trial)
-        longest = max(longest, time.monotonic() - began - spent)
-    return [log.result((time.monotonic() - began) / 60) for log in logs]
+        _take(runs, ended.failures, out, told)
+    return [log.result(budget.spent) for log in logs]
+
+
+def _check_remedies(cases: Sequence[Case]) -> None:
+    """Check what is to be tried before anything is run.
+
+    Raises:
+        LabError: a remedy is unknown, or a run cannot have it.
+    """
+    for case in cases:
+        experts = case.healthy.twin.provenance.n_experts > 0
+        for name in case.queue:
+            check_application(Application(name, case.start), case.spec.settings, experts=experts)
+
+
+def _take(runs: Sequence[tuple[_Log, str, RunSpec]], failed: Iterable[Failure], out: Path, told: Told | None) -> None:
+    """Judge the runs of a round, those that failed included."""
+    failures = {result_path(failure.spec, out): str(failure) for failure in failed}
+    for log, name, spec in runs:
+        path = result_path(spec, out)
+        trial = log.add(name, path, failures.get(path, ""))
+        if told:
+            told(log.case, trial)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from moeproxy.triage.remedy_result import KINDS, LEAST_CHANGE, Kind, Remedy, Trial
-from moeproxy.triage.remedy_table import scores
+from moeproxy.triage.remedy_table import reversals, scores
 
 TARGET, RFT_FM = 0.75, 0.4625
 """Share of clear failures that is to be mitigated, and what RFT-FM states for its own (arXiv 2605.04431)."""
@@ -31,6 +31,7 @@ def page(proxies: Sequence[Remedy], originals: Sequence[Remedy] = (), families: 
         "## What was reached",
         _reached(proxies, originals),
         _target(proxies),
+        _exactly(proxies),
         "## Fault by fault",
         "Severity before, then after the best of what was kept; bold where the run is then as healthy runs are. "
         "“not ill” is a failure that stays within what healthy runs differ by, so that nothing can be mended.",
@@ -92,6 +93,20 @@ def _target(proxies: Sequence[Remedy]) -> str:
         f"The target was to mitigate {TARGET:.0%} of clear failures: {met}, {_percent(row['mitigated'])} by any remedy "
         f"and {_percent(mitigations)} without replacing the broken part. RFT-FM states {RFT_FM:.2%} for its own runs "
         "and faults (arXiv 2605.04431); the two are not the same task."
+    )
+
+
+def _exactly(proxies: Sequence[Remedy]) -> str:
+    """Say what the mitigations are worth beside those that take the fault itself out."""
+    found = reversals(proxies, "mitigation")
+    if not found["kept"]:
+        return "No mitigation was kept."
+    return (
+        f"Of the {found['kept']} ill runs with a kept mitigation {found['exact']} are then their healthy twin bit for "
+        "bit: there it takes the fault out, as a repair does. By mitigations that do not, "
+        f"{_percent(found['mitigated'])} of the {found['ill']} ill runs are mitigated and "
+        f"{_percent(found['recovered'])} are as healthy runs. In the row “any” a run counts as bit for bit when the "
+        "best of what was kept is; of remedies that reach the same severity an exact one is the best."
     )
 
 

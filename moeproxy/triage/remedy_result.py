@@ -161,9 +161,12 @@ class Remedy:
         return self.before.value > self.margin
 
     def best(self, kind: Kind | None = None) -> Trial | None:
-        """Return the trial that is kept: of those accepted, of one kind or of both, the least severe."""
+        """Return the trial that is kept: of those accepted, of one kind or of both, the least severe.
+
+        Of equals it is the one that is the healthy twin bit for bit, else the one that was tried first.
+        """
         kept = [trial for trial in self.trials if trial.accepted and kind in (None, trial.kind)]
-        return min(kept, key=_severity_after, default=None)
+        return min(kept, key=lambda trial: (_severity_after(trial), not trial.exact), default=None)
 
     def save(self, path: str | Path) -> Path:
         """Write the result to a JSON file, atomically, and return its path."""

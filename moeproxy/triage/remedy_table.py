@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from moeproxy.triage.remedy_result import KINDS, Remedy, Trial, transfers
+from moeproxy.triage.remedy_result import KINDS, Kind, Remedy, Trial, transfers
 
 PROXY, ORIGINAL = "proxy", "original"
 
@@ -94,6 +94,25 @@ def _score(proxies: Sequence[Remedy], originals: Sequence[Remedy], kind: Any) ->
         "not_ill_there": len(moved) - len(there),
         "helps": _share([trial.accepted for trial in there]),
         "harms": _share([trial.harmful for trial in there]),
+    }
+
+
+def reversals(proxies: Sequence[Remedy], kind: Kind) -> dict[str, float]:
+    """Return how much of what remedies of a kind reach is the fault taken out: the run is its healthy twin bit for bit.
+
+    Returns:
+        `ill`: ill runs; `kept`: of these, those with a kept trial of the kind; `exact`: those with a kept trial that is
+        the twin bit for bit; `mitigated`, `recovered`: shares of ill runs by kept trials that are not.
+    """
+    ill = [found for found in proxies if found.ill]
+    kept = [[trial for trial in found.trials if trial.accepted and trial.kind == kind] for found in ill]
+    others = [[trial for trial in mine if not trial.exact] for mine in kept]
+    return {
+        "ill": len(ill),
+        "kept": sum(map(bool, kept)),
+        "exact": sum(any(trial.exact for trial in mine) for mine in kept),
+        "mitigated": _share([bool(mine) for mine in others]),
+        "recovered": _share([any(trial.recovered for trial in mine) for mine in others]),
     }
 
 

@@ -10,18 +10,18 @@ likeliest first, within a budget of minutes. Whether this tells more than the tr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from moeproxy.errors import ComparisonError
+from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab.budget import Budget, OutOfTime, check_minutes
 from moeproxy.lab.faults import FAULTS
 from moeproxy.lab.settings import Injection, RunSpec
-from moeproxy.lab.sweep import sweep, try_sweep
+from moeproxy.lab.sweep import result_path, sweep, try_sweep
 from moeproxy.lab.sweep_progress import Watch
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
@@ -68,10 +68,15 @@ class Live:
     Args:
         spec: a healthy run of it: model, label, method, settings.
         out: folder of the runs; what lies there already is not run again.
-        minutes: budget; no round of runs begins that is not expected to end in time.
+        minutes: budget, of the healthy runs that the proxy lacks too. No round of runs begins that would be longer than
+            what is left, going by the longest so far; one that is over time is ended at its next step. What a process
+            needs to start, some seconds, is not cut short.
         strengths: of each fault that is tried.
         workers: runs at a time.
         watch: see `moeproxy.lab.sweep.sweep`.
+
+    Raises:
+        LabError: the minutes are not positive, or not finite.
     """
 
     spec: RunSpec
@@ -80,6 +85,9 @@ class Live:
     strengths: tuple[float, ...] = (1.0,)
     workers: int | None = None
     watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        check_minutes(self.minutes)
 
 
 class ProxyRuns:
@@ -171,13 +179,15 @@ def reproduce(
         live: how to run what is not recorded; None runs nothing.
 
     Raises:
-        ComparisonError: the run is healthy or cannot be judged, or the proxy has too few healthy runs.
-        LabError: no new run could be made.
+        ComparisonError: the run is healthy or cannot be judged, the proxy has too few healthy runs, or something is
+            neither a run nor what is known of a proxy.
+        LabError: no new run could be made, or the budget did not last for the healthy runs that the proxy lacks.
 
     Example:
         >>> reproduce(failing, proxy_runs, healthy).candidates[0].fault
         'stale_rollout'
     """
+    _check_proxy(proxy)
     known = library or load_library(BESIDE if len(healthy) else ALONE)
     table, onset, found = _judged(run, healthy)
     features_F = fingerprint(table, found, onset, known.units).features(known.signals)
@@ -195,6 +205,15 @@ def reproduce(
     ranked = sorted((_candidate(*cause, proxy, course) for cause in causes), key=lambda one: -one.score)
     background = _background(proxy, course, {fault for fault, _ in causes})
     return Reproduction(proxy.model, onset, tuple(ranked), background, round(minutes, 2), left, notes)
+
+
+def _check_proxy(proxy: object) -> None:
+    if not isinstance(proxy, ProxyRuns):
+        raise ComparisonError(
+            f"a {type(proxy).__name__} in place of the proxy's runs",
+            expected="a ProxyRuns",
+            remedy="give ProxyRuns(traces), with the traces of one proxy",
+        )
 
 
 def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, int, Departures]:
@@ -274,41 +293,58 @@ def _background(proxy: ProxyRuns, course: Aligned, candidates: set[str]) -> floa
     return float(np.quantile(known, QUANTILE)) if len(known) >= LEAST_OTHERS else float("nan")
 
 
-@dataclass
-class _Rounds:
-    """The time that rounds of runs take, and whether another one fits."""
-
-    minutes: float
-    began: float = field(default_factory=lambda: time.monotonic())
-    longest: float = 0.0
-
-    @property
-    def spent(self) -> float:
-        return (time.monotonic() - self.began) / 60
-
-    def fits(self) -> bool:
-        return self.spent + self.longest < self.minutes
-
-    def ended(self, begun: float) -> None:
-        self.longest = max(self.longest, self.spent - begun)
-
-
 def _run_live(
     causes: Sequence[tuple[str, float]], proxy: ProxyRuns, live: Live, onset: int
 ) -> tuple[tuple[str, ...], float, tuple[str, ...]]:
     """Run healthy runs where they are missing, then the likeliest faults; return what was left, minutes and notes."""
-    rounds, notes = _Rounds(live.minutes), list[str]()
-    if proxy.n_healthy < FEWEST_RUNS:
-        wanted = [replace(live.spec, seed=100 + n) for n in range(FEWEST_RUNS)]
-        proxy.add_healthy(sweep(wanted, live.out, workers=live.workers, watch=live.watch))
-        proxy.model = proxy.model or live.spec.label
-    start = int(np.clip(onset, EARLIEST, min(LATEST, live.spec.settings.steps // 2)))
+    budget, notes = Budget(live.minutes), list[str]()
     waiting = [fault for fault, _ in causes if fault in FAULTS and not proxy.of(fault)]
-    while waiting and rounds.fits():
-        begun, name = rounds.spent, waiting.pop(0)
+    if proxy.n_healthy < FEWEST_RUNS:
+        notes.append(_run_healthy(proxy, live, budget, waiting))
+        waiting = [fault for fault in waiting if not proxy.of(fault)]  # broken runs may have waited for healthy ones
+    start = int(np.clip(onset, EARLIEST, min(LATEST, live.spec.settings.steps // 2)))
+    while waiting and budget.fits():
+        name = waiting[0]
         specs = [replace(live.spec, injection=Injection(name, level, start)) for level in live.strengths]
-        ended = try_sweep(specs, live.out, workers=live.workers, watch=live.watch)
+        try:
+            with budget.round():
+                ended = try_sweep(specs, live.out, workers=live.workers, watch=budget.watch(live.watch))
+        except OutOfTime:
+            proxy.add(_finished(specs, live.out), live=True)
+            notes.append(
+                f"What ran of {name} was ended when the {live.minutes:g} minutes were spent; its finished steps are in "
+                f"{live.out}."
+            )
+            break
+        waiting.pop(0)
         proxy.add(ended.traces, live=True)
         notes += [f"A run of {name} on the proxy did not end: {failure}." for failure in ended.failures]
-        rounds.ended(begun)
-    return tuple(waiting), rounds.spent, tuple(notes)
+    return tuple(waiting), budget.spent, tuple(notes)
+
+
+def _run_healthy(proxy: ProxyRuns, live: Live, budget: Budget, waiting: Sequence[str]) -> str:
+    """Make the healthy runs that the proxy needs, and return what they cost.
+
+    Raises:
+        LabError: they do not end within the budget.
+    """
+    wanted = [replace(live.spec, seed=100 + n) for n in range(FEWEST_RUNS)]
+    try:
+        with budget.round():
+            proxy.add_healthy(sweep(wanted, live.out, workers=live.workers, watch=budget.watch(live.watch)))
+    except OutOfTime as error:
+        done = len(_finished(wanted, live.out))
+        raise LabError(
+            f"the {live.minutes:g} minutes were spent when {done} of the {FEWEST_RUNS} healthy runs of the proxy had "
+            "ended, without which nothing can be reproduced",
+            where=live.out,
+            remedy="give more minutes: finished runs are kept and not repeated",
+        ) from error
+    proxy.model = proxy.model or live.spec.label
+    told = f"The proxy had too few healthy runs: {FEWEST_RUNS} took {budget.spent:.1f} of the {live.minutes:g} minutes"
+    return f"{told}{'' if budget.fits() or not waiting else ', and nothing was left for the faults'}."
+
+
+def _finished(specs: Sequence[RunSpec], out: Path) -> list[Trace]:
+    """Return the traces of the runs that have ended."""
+    return [Trace.load(path) for spec in specs if (path := result_path(spec, out)).is_file()]

@@ -57,7 +57,8 @@ class Candidate:
             for n, kind in ((self.n_recorded, "recorded"), (self.n_live, "new"))
             if n
         )
-        words = [f"{told}; match {self.match:.2f} with {runs} of the proxy at strength {self.strength:g}"]
+        match = "no signal to match" if math.isnan(self.match) else f"match {self.match:.2f}"
+        words = [f"{told}; {match} with {runs} of the proxy at strength {self.strength:g}"]
         words += [f"alike: {', '.join(self.agree)}"] if self.agree else []
         words += [f"unlike: {', '.join(self.differ)}"] if self.differ else []
         return "; ".join(words)
@@ -86,6 +87,11 @@ class Reproduction:
     notes: tuple[str, ...] = ()
 
     @property
+    def best(self) -> Candidate | None:
+        """The candidate whose runs match best, wherever it ranks; None where no match is known."""
+        return max((one for one in self.candidates if not math.isnan(one.match)), key=lambda c: c.match, default=None)
+
+    @property
     def reproduced(self) -> bool:
         """Whether the first candidate matches better than the proxy's other faults do."""
         return bool(self.candidates) and self.candidates[0].match > self.background
@@ -93,20 +99,40 @@ class Reproduction:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result in plain words."""
-        first, limit = self.candidates[0], f"95 % of its runs with other faults stay below {self.background:.2f}"
-        if math.isnan(first.match):
-            said = f"{self.model} has no run with any candidate."
-        elif math.isnan(self.background):
-            said = (
-                f"{self.model} matches best with {first.fault} ({first.match:.2f}); of other faults too few are known."
-            )
-        elif self.reproduced:
-            said = f"{self.model} shows the failure when {first.fault} is injected (match {first.match:.2f}; {limit})."
-        else:
-            said = f"{self.model} does not show the failure by {first.fault} (match {first.match:.2f}; {limit})."
         told = (f"{place}. {one.sentence}." for place, one in enumerate(self.candidates, start=1))
         left = (f"No time was left for {', '.join(self.left)}.",) if self.left else ()
-        return (said, *told, *left, *self.notes)
+        return (self._verdict, *told, *left, *self.notes)
+
+    @property
+    def _verdict(self) -> str:
+        """What came of the candidate that ranks first, and which one matches best where that is another."""
+        best = self.best
+        if best is None:
+            known = any(one.n_recorded or one.n_live for one in self.candidates)
+            return f"{self.model} has no run with any candidate{' that can be compared' if known else ''}."
+        first, unknown = self.candidates[0], math.isnan(self.background)
+        few = "; of other faults too few are known" if unknown else ""
+        if best is first and unknown:
+            return f"{self.model} matches best with {first.fault} ({first.match:.2f}){few}."
+        limit = self._limit(math.isnan(first.match))
+        other = "" if best is first else f"; {best.fault} matches best ({best.match:.2f}{limit})"
+        return f"{self._of_first(first)}{other}{few}."
+
+    def _of_first(self, first: Candidate) -> str:
+        if math.isnan(first.match):
+            return f"{first.fault} ranks first, but {self.model} has no run with it that can be compared"
+        if math.isnan(self.background):
+            return f"{first.fault} ranks first overall (match {first.match:.2f} with {self.model})"
+        if self.reproduced:
+            said = f"{self.model} shows the failure when {first.fault} is injected"
+        else:
+            said = f"{self.model} does not show the failure by {first.fault}"
+        return f"{said} (match {first.match:.2f}{self._limit()})"
+
+    def _limit(self, wanted: bool = True) -> str:
+        if not wanted or math.isnan(self.background):
+            return ""
+        return f"; 95 % of its runs with other faults stay below {self.background:.2f}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""

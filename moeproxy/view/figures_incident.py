@@ -11,6 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import Alarm
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.diagnose import Cause, Diagnosis, Evidence
@@ -19,12 +20,19 @@ from moeproxy.view.actions import Action
 from moeproxy.view.incident import Incident
 from moeproxy.view.log_view import usual
 from moeproxy.view.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, counted, finish, literal
+from moeproxy.view.timeline import among
 
 MOST_PANELS = 4
 """Panels of one figure: in a single column they fill two thirds of a page."""
 
 _PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 84, 106
-_TICKS = (-1000, -100, -10, -1, 0, 1, 10, 100, 1000)
+_MOST_TICKS = 5
+_DRAWN = 1e300
+"""Largest value that is drawn: plotly takes larger ones, from 1.8e304 on, for none."""
+
+FAR = 1e50
+"""Size of a mean from which on it is said to be larger: what is judged is bounded, at 1e60."""
+
 _BAND = "rgba(118,118,118,0.25)"
 
 
@@ -58,7 +66,7 @@ def signals_figure(incident: Incident, judged: JudgedAttempt, *, actions: Sequen
     Args:
         incident: the run.
         judged: the attempt of it to draw.
-        actions: in their order; of those with a step the step is marked.
+        actions: in their order; of those at a step of the run the step is marked.
     """
     panels = _panels(judged, incident.healthy)
     titles = [_heading(panel) for panel in panels]
@@ -96,9 +104,7 @@ def evidence_figure(diagnosis: Diagnosis) -> go.Figure:
     ):
         figure.add_trace(_dots(name, symbol, colour, values, labels))
     figure.add_vline(x=0, line={"color": BLACK, "width": 1})
-    ticks = [float(_squash(tick)) for tick in _TICKS]
-    title = {"text": "change, in what healthy runs reach", "font": {"size": 14}}
-    figure.update_xaxes(tickvals=ticks, ticktext=[f"{tick:+d}" if tick else "0" for tick in _TICKS], title=title)
+    figure.update_xaxes(_evidence_axis([value for one, _ in rows for value in (one.seen, one.expected)]))
     figure.update_yaxes(categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4])
     height = 170 + 27 * len(labels)
     legend = {"orientation": "h", "x": 0, "y": -62 / (height - 60 - 106), "yanchor": "top"}
@@ -115,7 +121,7 @@ def _panels(judged: JudgedAttempt, healthy: Sequence[Any]) -> list[_Panel]:
     alarms = _chosen(judged.diagnosis.detection.alarms, table)
     rows = list(alarms) or [name for name in usual([judged.trace]) if name in table.rows] or list(table.rows[:4])
     others = [Judged.of(one) for one in healthy]
-    return [_panel(row, table, others, alarms.get(row)) for row in rows]
+    return [_panel(row, table, others, alarms.get(row), judged.trace) for row in rows]
 
 
 def _chosen(alarms: Sequence[Alarm], table: Judged) -> dict[str, Alarm]:
@@ -129,7 +135,7 @@ def _chosen(alarms: Sequence[Alarm], table: Judged) -> dict[str, Alarm]:
     return dict(list(found.items())[:MOST_PANELS])
 
 
-def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | None) -> _Panel:
+def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | None, trace: Trace) -> _Panel:
     place = table.rows.index(row)
     steps_S = table.steps_S
     theirs_RS = np.array([_plain(row, one.at((row,), steps_S)[0]) for one in others]).reshape(len(others), len(steps_S))
@@ -138,7 +144,16 @@ def _panel(row: str, table: Judged, others: Sequence[Judged], alarm: Alarm | Non
         np.ma.filled(bound, np.nan) if others else np.full(len(steps_S), np.nan)
         for bound in ((seen_RS.min(0), seen_RS.max(0)) if others else (np.nan, np.nan))
     )
-    return _Panel(row, steps_S, _plain(row, table.finite_RS[place]), table.broken_RS[place], low_S, high_S, alarm)
+    return _Panel(row, steps_S, _own(row, table, trace), table.broken_RS[place], low_S, high_S, alarm)
+
+
+def _own(row: str, table: Judged, trace: Trace) -> np.ndarray:
+    """Return the values of the run as it logged them: those it is judged by are bounded, 1e308 as 1e60."""
+    judged_S = _plain(row, table.finite_RS[table.rows.index(row)])
+    if row not in trace.signals:
+        return judged_S
+    values_S = trace.steps[row].reindex(table.steps_S).to_numpy(np.float64, na_value=np.nan)
+    return np.where(np.isfinite(judged_S) & np.isfinite(values_S), values_S, judged_S)
 
 
 def _plain(row: str, values_S: np.ndarray) -> np.ndarray:
@@ -163,14 +178,15 @@ def _traces(panel: _Panel, first: bool) -> list[go.Scatter]:
     found.append(
         go.Scatter(
             x=panel.steps_S,
-            y=panel.values_S,
+            y=np.clip(panel.values_S, -_DRAWN, _DRAWN),
+            customdata=panel.values_S,
             mode="lines+markers" if np.isfinite(panel.values_S).sum() <= 60 else "lines",
             line=line,
             marker={"size": 4},
             name="this run",
             legendgroup="run",
             showlegend=first,
-            hovertemplate="step %{x}: %{y:.4g}<extra></extra>",
+            hovertemplate="step %{x}: %{customdata:.4g}<extra></extra>",
         )
     )
     alarm = panel.alarm
@@ -232,7 +248,9 @@ def _mark(figure: go.Figure, judged: JudgedAttempt, actions: Sequence[Action]) -
     onset = judged.diagnosis.detection.onset
     if onset is not None:
         _upright(figure, onset, f"onset, step {onset}", BLACK, "dot")
-    steps = [(action.step, number) for number, action in enumerate(actions, 1) if action.step is not None]
+    index = judged.trace.steps.index
+    here = [(a.step, number) for number, a in enumerate(actions, 1) if among(a.step, int(index[0]), int(index[-1]))]
+    steps = [(step, number) for step, number in here if step is not None]
     for step in dict.fromkeys(step for step, _ in steps):
         _upright(figure, step, "actions", GREEN, "dashdot")
         words = ", ".join(str(number) for other, number in steps if other == step)
@@ -298,7 +316,14 @@ def _told(panel: _Panel) -> str:
     if not np.isfinite(alarm.after):
         was = "" if np.isnan(alarm.before) else f", {alarm.before:.3g} before"
         return f"{panel.row} not finite from step {alarm.onset}{was}"
-    return f"{panel.row} {alarm.after:.3g} instead of {alarm.expected:.3g} from step {alarm.onset}"
+    return (
+        f"{panel.row} {judged_number(alarm.after)} instead of {judged_number(alarm.expected)} from step {alarm.onset}"
+    )
+
+
+def judged_number(value: float) -> str:
+    """Return a mean of values that were judged, in three digits; such values are bounded."""
+    return f"beyond {np.sign(value) * FAR:.0e}" if abs(value) >= FAR else f"{value:.3g}"
 
 
 def _table(panels: list[_Panel]) -> pd.DataFrame:
@@ -330,6 +355,37 @@ def _dots(name: str, symbol: str, colour: str, values: list[float], labels: list
         customdata=values,
         hovertemplate="%{y}: %{customdata:.2f}<extra></extra>",
     )
+
+
+def _evidence_axis(values: Sequence[float]) -> dict[str, Any]:
+    """Return an axis in asinh, linear near 0 and logarithmic far from it, with ticks to beyond the outermost values."""
+    seen = [0.0, *(value for value in values if np.isfinite(value))]
+    above = _ticks_to(max(seen))
+    below = [-tick for tick in _ticks_to(-min(seen))]
+    ticks = [*below[::-1], 0.0, *above]
+    low, high = (_squash(ticks[place]) for place in (0, -1))
+    room = 0.04 * (high - low)
+    return {
+        "tickvals": [_squash(tick) for tick in ticks],
+        "ticktext": [f"{tick:+g}" if tick else "0" for tick in ticks],
+        "range": [low - room, high + room],
+        "title": {"text": "change, in what healthy runs reach (asinh scale)", "font": {"size": 14}},
+    }
+
+
+def _ticks_to(end: float) -> list[float]:
+    """Return ticks from 1 on, up to the first that is not below `end`: 1, 2, 5, 10, ..., or 1, 10, 100 where far."""
+    if end <= 0:
+        return []
+    decades = int(np.ceil(np.log10(max(end, 1.0)))) + 1
+    fine = [factor * 10.0**decade for decade in range(decades) for factor in (1, 2, 5)]
+    coarse = [10.0**decade for decade in range(decades)]
+    chosen = [_up_to(end, ticks) for ticks in (fine, coarse)]
+    return chosen[0] if len(chosen[0]) <= _MOST_TICKS else chosen[1]
+
+
+def _up_to(end: float, ticks: Sequence[float]) -> list[float]:
+    return list(ticks[: 1 + int(np.searchsorted(ticks, end))])
 
 
 def _squash(value: float) -> float:

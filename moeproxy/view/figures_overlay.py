@@ -96,13 +96,13 @@ def overlay(
     figure.update_xaxes(title_text="step", row=len(signals), col=1)
     legend = {"orientation": "h", "x": 0, "y": -0.3 / len(signals), "yanchor": "top"}
     figure.update_layout(hovermode="x unified", legend=legend)
-    names = _listed([_NAMES.get(signal, signal.replace("_", " ")) for signal in signals])
+    names = listed([_NAMES.get(signal, signal.replace("_", " ")) for signal in signals])
     title = f"{names[:1].upper()}{names[1:]}: {fault}"
     alt = _alt(drawn, fault, onset, signals)
     return finish(figure, title=title, alt=alt, table=_wide(drawn), height=150 + 250 * len(signals))
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 

@@ -149,5 +149,6 @@ def _alt(timeline: Timeline, name: str) -> str:
     )
     done = [f"{m.number} {m.kind} at step {m.step}" for m in timeline.moments if m.row.startswith(ACTIONS)]
     parts += [f"actions: {', '.join(done)}"] if done else []
-    parts += [f"{counted(len(timeline.aside), 'action')} without a step only in the table"] if timeline.aside else []
+    aside = counted(len(timeline.aside), "action")
+    parts += [f"{aside} at no step of the run only in the table"] if timeline.aside else []
     return "; ".join(parts) + "."

@@ -10,8 +10,10 @@ import asyncio
 import base64
 import contextlib
 import os
+import struct
 import tempfile
 import threading
+import zlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ DPI = 600
 
 _OPEN_S, _DRAW_S = 90.0, 120.0
 _MM_PER_INCH = 25.4
+_PNG_HEAD = 8 + 12 + 13
+"""Bytes of a PNG file up to the end of its first chunk, IHDR: signature, frame of the chunk, content."""
+
 _PAGE = (
     "<!DOCTYPE html><html><head><meta charset='utf-8'><style>*{{margin:0;padding:0}}@page{{margin:0}}"
     "svg{{display:block}}</style></head><body>{svg}</body></html>"
@@ -42,6 +47,8 @@ class NoImages(MoeproxyError):
 
 class ImageBrowser:
     """A running Chromium that turns figures into SVG, PDF and PNG.
+
+    `fonts` holds what became of the fonts of the SVGs that were drawn, in words, each once.
 
     Raises:
         NoImages: on entering, when kaleido or a browser is missing or does not start.
@@ -57,6 +64,7 @@ class ImageBrowser:
         self._thread.start()
         self._browser: Any = None
         self._tab: Any = None
+        self.fonts: dict[str, None] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="moeproxy-images-", ignore_cleanup_errors=True)
         try:
             self._run(self._open(), _OPEN_S)
@@ -107,7 +115,9 @@ class ImageBrowser:
     async def _draw(self, made: Sheet) -> tuple[bytes, bytes, bytes]:
         wanted = {"format": "svg", "width": made.width_px, "height": made.height_px}
         drawn = await self._browser.calc_fig(made.figure.to_plotly_json(), opts=wanted)
-        svg = in_mm(embed(drawn.decode())[0], made)
+        whole, said = embed(drawn.decode())
+        self.fonts[said] = None
+        svg = in_mm(whole, made)
         page = Path(self._folder.name) / "page.html"
         page.write_text(_PAGE.format(svg=svg), encoding="utf-8")
         loaded = self._tab.subscribe_once("Page.loadEventFired")
@@ -130,7 +140,7 @@ class ImageBrowser:
         size = {"width": made.column.mm * PX_PER_MM, "height": made.height_mm * PX_PER_MM}
         clip = {"x": 0, "y": 0, **size, "scale": DPI / 96}
         found = await self._send("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
-        return base64.b64decode(found["data"])
+        return with_resolution(base64.b64decode(found["data"]), DPI)
 
     async def _send(self, command: str, **parameters: Any) -> dict[str, Any]:
         answer = await self._tab.send_command(command, params=parameters)
@@ -156,6 +166,19 @@ def in_mm(svg: str, made: Sheet) -> str:
     if size not in head:
         raise NoImages("plotly drew an SVG of another size", expected=size)
     return head.replace(size, f'width="{made.column.mm:g}mm" height="{made.height_mm:.2f}mm"', 1) + rest
+
+
+def with_resolution(png: bytes, dpi: int) -> bytes:
+    """Return a PNG file that says how large it is on paper (chunk pHYs; PNG specification, section 11.3.4.3).
+
+    Args:
+        png: without such a chunk, as Chromium writes it.
+        dpi: dots an inch.
+    """
+    a_metre = round(dpi / _MM_PER_INCH * 1000)
+    content = b"pHYs" + struct.pack(">IIB", a_metre, a_metre, 1)
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    return png[:_PNG_HEAD] + chunk + png[_PNG_HEAD:]
 
 
 def _first(error: BaseException) -> str:

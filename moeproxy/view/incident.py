@@ -104,7 +104,7 @@ def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **readi
     if healthy:
         told["healthy runs"] = ", ".join(map(str, dict.fromkeys(healthy)))
     found = (incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
-    return tuple(replace(one, notes=(*one.notes, *example_notes(source))) for one in found)
+    return tuple(replace(one, notes=(*one.notes, *example_notes(source, one.run))) for one in found)
 
 
 def _facts(run: Run) -> dict[str, Any]:

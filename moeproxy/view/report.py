@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from moeproxy.view.document import Document
 from moeproxy.view.render_html import render_html
 from moeproxy.view.render_text import render_json, render_markdown
-from moeproxy.view.report_files import check_folder, write_files
-from moeproxy.view.report_images import Images, make_images
+from moeproxy.view.report_files import check_folder, unchanged, write_files
+from moeproxy.view.report_images import FOLDER, Images, make_images
 from moeproxy.view.report_input import ReportInput
 from moeproxy.view.sections import compose
+from moeproxy.view.style import counted
 
 __all__ = ["ReportInput", "check_place", "compose", "write_document", "write_report"]
 
@@ -52,7 +54,8 @@ def write_document(
         document: of `compose`.
         folder: made if need be; what else lies in it stays.
         images: whether every figure is written for print too (SVG, PDF, PNG in `figures/`), where kaleido and a browser
-            are there; without them the page says how to get images.
+            are there; without them the page says how to get images. Images of an earlier report are removed where there
+            are no new ones, since they show something else; the page says so.
         progress: called with (done, total) after every image.
 
     Raises:
@@ -60,7 +63,7 @@ def write_document(
     """
     place = Path(folder)
     check_place(place)
-    drawn = make_images(document, progress) if images else Images()
+    drawn = _without_earlier(make_images(document, progress) if images else Images(), place)
     texts = {
         "report.json": render_json(document, drawn),
         "report.md": render_markdown(document, drawn),
@@ -68,6 +71,15 @@ def write_document(
     }
     write_files(place, {name: text.encode() for name, text in texts.items()} | dict(drawn.files))
     return place / PAGE
+
+
+def _without_earlier(drawn: Images, folder: Path) -> Images:
+    """Say how many images of an earlier report go though no new ones come: they are of that report's figures."""
+    gone = [name for name in unchanged(folder) if name.startswith(f"{FOLDER}/")]
+    if drawn.files or not gone:
+        return drawn
+    said = f"{counted(len(gone), 'image')} of an earlier report, of its figures, removed from this folder."
+    return replace(drawn, words=f"{drawn.words} {said}".strip())
 
 
 def check_place(folder: str | Path) -> None:

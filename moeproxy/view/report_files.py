@@ -65,6 +65,15 @@ def check_folder(folder: Path, names: Mapping[str, bytes] | tuple[str, ...]) -> 
         raise MoeproxyError(f"the folder cannot be read ({error.strerror or error})", where=folder) from error
 
 
+def unchanged(folder: Path) -> list[str]:
+    """Return the names of an earlier report's files that still are what it wrote."""
+    return [
+        name
+        for name, known in _listed(folder).items()
+        if (folder / name).is_file() and sha256_file(folder / name) in known
+    ]
+
+
 def _listed(folder: Path) -> dict[str, list[str]]:
     """Return the hashes that each file of an earlier report may have."""
     path = folder / LIST

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from moeproxy.view.document import Document, Figure
 from moeproxy.view.image_browser import DPI, ImageBrowser, NoImages
 from moeproxy.view.print_layout import COLUMNS, LEAST_PT, Column, sheet
-from moeproxy.view.svg_fonts import family
+from moeproxy.view.svg_fonts import EMBEDDED, family
 
 FOLDER = "figures"
 """Folder of the images, beside the page."""
@@ -81,8 +81,21 @@ def _drawn(figures: list[Figure], browser: ImageBrowser, progress: Progress | No
     sizes = " and ".join(f"{column.mm:g} mm ({column.name} column)" for column in COLUMNS)
     words = (
         f"Every figure is beside this page for print: {sizes} wide, SVG, PDF and PNG ({DPI} dots an inch), type of "
-        f"{LEAST_PT:g} points at least; one whose type would be smaller is made for a double column only. Fonts are in "
-        f"the PDF, and in the SVG as a subset for browsers ({family()}); "
-        "Inkscape and Illustrator take the installed one."
+        f"{LEAST_PT:g} points at least; one whose type would be smaller is made for a double column only. "
+        f"{_font_words(browser.fonts)}"
     )
     return Images(of, files, words)
+
+
+def _font_words(fonts: Iterable[str]) -> str:
+    """Say where the fonts are, from what became of those of each SVG."""
+    lacking = [said for said in fonts if not said.endswith(EMBEDDED)]
+    if lacking:
+        return (
+            f"Fonts are in the PDF; in the SVG they are {', or '.join(lacking)}. There a program takes what it has of "
+            f"{family()}."
+        )
+    return (
+        f"Fonts are in the PDF, and in the SVG as a subset for browsers ({family()}); "
+        "Inkscape and Illustrator take the installed one."
+    )

@@ -10,6 +10,7 @@ import pandas as pd
 from moeproxy.view import figures
 from moeproxy.view.document import Block, Document, Figure, Points, Section, Table, Text, records
 from moeproxy.view.figures_models import MEASURES
+from moeproxy.view.figures_overlay import listed
 from moeproxy.view.report_input import ReportInput
 from moeproxy.view.sections_incident import (
     incident_data,
@@ -135,9 +136,19 @@ def _runs(result: ReportInput) -> Iterable[Block]:
     for fault in faults:
         models = _overlaid(result, fault)
         drawn = figures.overlay(result.traces, fault, signals=result.overlay_signals, models=models)
-        sources = {t.provenance.source for t in result.traces if t.provenance.model in models}
-        caption = f"Original and proxy, healthy and with {fault}; from {' and '.join(sorted(sources))} runs."
-        yield Figure(caption, drawn)
+        yield Figure(_overlay_caption(result, fault, models), drawn)
+
+
+def _overlay_caption(result: ReportInput, fault: str, models: Sequence[str]) -> str:
+    """Say whose lines an overlay has: of which models, healthy or not, from which runs."""
+    runs = [t.provenance for t in result.traces if not t.provenance.further and not t.provenance.remedies]
+    drawn = [run for run in runs if run.model in models and run.fault in (None, fault)]
+    healthy = {run.model for run in drawn if run.healthy}
+    lone = [model for model in models if model not in healthy]
+    how = f"with {fault}" if len(lone) == len(models) else f"healthy and with {fault}"
+    without = f" ({listed(lone)} without a healthy run)" if healthy and lone else ""
+    said = f"{listed(models)}, {how}{without}; from {listed(sorted({run.source for run in drawn}))} runs."
+    return said[:1].upper() + said[1:]
 
 
 def _overlaid(result: ReportInput, fault: str) -> list[str]:
@@ -166,7 +177,7 @@ def _runs_table(result: ReportInput) -> pd.DataFrame:
     rows = [
         {
             "model": run.model,
-            "fault": run.fault or "healthy",
+            "fault": run.fault or ("unknown" if run.unknown else "healthy"),
             "strength": run.strength,
             "onset": run.onset,
             "seed": str(run.seed),

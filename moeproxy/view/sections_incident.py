@@ -11,6 +11,7 @@ import pandas as pd
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.places import data_dir
+from moeproxy.traces.logtrace import LogTrace
 from moeproxy.triage.alarms import Alarm, times
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.detect import ALARM, UNCLEAR, Detection
@@ -20,7 +21,7 @@ from moeproxy.triage.jsonable import plain
 from moeproxy.triage.judged import meaning_of, unit_of
 from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
-from moeproxy.view.figures_incident import evidence_figure, signals_figure
+from moeproxy.view.figures_incident import evidence_figure, judged_number, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput
@@ -151,6 +152,8 @@ def _cause_lead(diagnosis: Diagnosis) -> Iterable[str]:
 
 def _contents(one: Incident) -> Iterable[Block]:
     yield Text(f"There is no metric in the log, so nothing was judged. It contains {one.contents}.")
+    if isinstance(one.run, LogTrace):
+        yield Text(f"What to do: {one.run.remedy}.")
     if one.notes:
         yield Points(one.notes)
 
@@ -164,6 +167,9 @@ def _timeline(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
             "when the next one began; what a resume replaced is judged too."
         )
     yield Figure("Attempts, onset, alarms and actions by step.", timeline_figure(drawn, one.name), open=True)
+    far = [f"{number} (step {action.step})" for action, number in drawn.aside if action.step is not None]
+    if far:
+        yield Text(f"Listed and not drawn, since the run has no such step: {', '.join(far)}.", note=True)
 
 
 def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
@@ -211,19 +217,15 @@ def _alarm_row(alarm: Alarm) -> dict[str, object]:
         "signal": alarm.signal,
         "from step": alarm.onset,
         "how": f"{how}{end}",
-        "seen": None if broken else _short(alarm.after),
-        "expected": None if broken else _short(alarm.expected),
+        "seen": None if broken else judged_number(alarm.after),
+        "expected": None if broken else judged_number(alarm.expected),
         "unit": unit_of(alarm.signal) or None,
         "over steps": f"{alarm.shown[0]}–{alarm.shown[1]}",
-        "before": None if np.isnan(alarm.before) else _short(alarm.before),
+        "before": None if np.isnan(alarm.before) else judged_number(alarm.before),
         "size": None if broken else times(alarm.size),
         "times healthy": None if broken else times(alarm.excess),
         "what it measures": meaning_of(alarm.signal),
     }
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:

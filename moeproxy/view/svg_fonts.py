@@ -18,6 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+EMBEDDED = "embedded as a subset"
+"""End of what is said of fonts that are in the SVG."""
+
 WANTED = ("Arial", "Helvetica", "Liberation Sans", "DejaVu Sans")
 """Families that journals ask for; fontconfig gives the nearest that is installed."""
 
@@ -79,7 +82,7 @@ def embed(svg: str) -> tuple[str, str]:
         rules.append(_rule(one, found))
     style = f"<style>{''.join(rules)}</style>"
     place = svg.index(">", svg.index("<svg")) + 1
-    return svg[:place] + style + svg[place:], f"{faces[0].family if faces[0] else ''}, embedded as a subset"
+    return svg[:place] + style + svg[place:], f"{faces[0].family if faces[0] else ''}, {EMBEDDED}"
 
 
 def subset(one: Face, letters: set[str]) -> bytes | None:

@@ -56,7 +56,7 @@ class Timeline:
     Args:
         moments: in the order of their rows, those of a row by step.
         beyond: alarms that have no row of their own.
-        aside: actions without a step, with their numbers.
+        aside: actions without a step, and those more than a step away from the run's, with their numbers.
     """
 
     moments: tuple[Moment, ...]
@@ -75,13 +75,14 @@ class Timeline:
         return (min(steps), max(steps)) if steps else (0, 1)
 
     def table(self) -> pd.DataFrame:
-        """Return a row for everything that happened, by step; actions without a step last."""
+        """Return a row for everything that happened, by step; actions that stand at none of them last."""
         moments = sorted(self.moments, key=lambda m: m.step)
         rows: list[dict[str, Any]] = [
             {"step": str(m.step), "until": _until(m), "what": _what(m), "in words": m.text} for m in moments
         ]
         rows += [
-            {"step": "–", "until": "–", "what": f"{n}: {KINDS[a.kind]}", "in words": _said(a)} for a, n in self.aside
+            {"step": _step(a), "until": "–", "what": f"{n}: {KINDS[a.kind]}", "in words": _said(a)}
+            for a, n in self.aside
         ]
         return pd.DataFrame(rows, columns=pd.Index(["step", "until", "what", "in words"]))
 
@@ -99,10 +100,17 @@ def timeline(incident: Incident, actions: Sequence[Action] = ()) -> Timeline:
         moments += _attempt(incident, judged, number)
         moments += [_alarm(alarm, judged, number) for alarm in judged.diagnosis.detection.alarms[:MOST_ALARMS]]
     beyond = sum(max(0, len(one.diagnosis.detection.alarms) - MOST_ALARMS) for one in incident.judgements)
-    placed = [(action, number) for number, action in enumerate(ordered, 1) if action.step is not None]
+    numbered = [(action, number) for number, action in enumerate(ordered, 1)]
     steps = [step for moment in moments for step in (moment.step, moment.until or moment.step)]
-    moments += _actions(placed, max(steps, default=1) - min(steps, default=0))
-    return Timeline(tuple(moments), beyond, tuple((a, n) for n, a in enumerate(ordered, 1) if a.step is None))
+    first, last = min(steps, default=0), max(steps, default=1)
+    placed = [(a, n) for a, n in numbered if among(a.step, first, last)]
+    moments += _actions(placed, last - first)
+    return Timeline(tuple(moments), beyond, tuple((a, n) for a, n in numbered if not among(a.step, first, last)))
+
+
+def among(step: int | None, first: int, last: int) -> bool:
+    """Return whether a step is one of a run's or next to them; one far away would squeeze the run into an edge."""
+    return step is not None and first - 1 <= step <= last + 1
 
 
 def _attempt(incident: Incident, judged: JudgedAttempt, number: int) -> Iterable[Moment]:
@@ -165,6 +173,10 @@ def _actions(placed: Sequence[tuple[Action, int]], length: int) -> list[Moment]:
 
 def _said(action: Action) -> str:
     return f"{action.text} ({action.time})" if action.time else action.text
+
+
+def _step(action: Action) -> str:
+    return "–" if action.step is None else str(action.step)
 
 
 def _until(moment: Moment) -> str:

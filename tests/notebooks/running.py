@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import nbformat
@@ -29,7 +31,9 @@ def copy_of(notebooks: Path, root: Path) -> Path:
     return root / "notebooks"
 
 
-def execute(name: str, probe: str, root: Path, home: Path) -> nbformat.NotebookNode:
+def execute(
+    name: str, probe: str, root: Path, home: Path, values: Mapping[str, object] | None = None
+) -> nbformat.NotebookNode:
     """Run a copy of a notebook below `root` with `probe` appended: what a reader would do with its panel.
 
     Args:
@@ -37,10 +41,15 @@ def execute(name: str, probe: str, root: Path, home: Path) -> nbformat.NotebookN
         probe: code of the appended cell.
         root: folder that the copy goes to.
         home: folder for Jupyter's own state.
+        values: parameters to be set otherwise than in the notebook, by name.
     """
     folder = copy_of(ROOT / "notebooks", root)
     notebook = nbformat.read(folder / name, as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell(probe))
+    if values:
+        cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+        assert values.keys() <= {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+        cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
+    notebook.cells.append(nbformat.v4.new_code_cell(probe or "pass"))
     with pytest.MonkeyPatch.context() as patch:
         for variable in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
             patch.setenv(variable, str(home))

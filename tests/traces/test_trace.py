@@ -15,7 +15,7 @@ import pytest
 
 from moeproxy.errors import TraceError
 from moeproxy.places import data_dir
-from moeproxy.traces import SIGNALS, RunInfo, Trace, layer_of, load_dir, signal_of
+from moeproxy.traces import SIGNALS, RunInfo, Trace, layer_of, load_dir, read, signal_of
 
 RUN = RunInfo(
     model="cluster-16",
@@ -222,3 +222,22 @@ def test_a_full_disk_is_a_clear_error_and_keeps_the_old_file(tmp_path: Path, mon
         make_trace(seed=1).save(target)
     assert target.read_bytes() == before
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_run_from_a_log_is_not_called_healthy(tmp_path: Path) -> None:
+    """Also after it was saved and loaded; a run of the lab says what was injected, one of a registry what that says."""
+    log = tmp_path / "mine.jsonl"
+    log.write_text("".join(f'{{"step": {step}, "grad_norm": 1.{step}}}\n' for step in range(1, 5)))
+    trace = read(log)[0].trace
+    assert str(trace.provenance) == "mine, read from a log"
+    trace.save(tmp_path / "mine.parquet")
+    for one in (trace, Trace.load(tmp_path / "mine.parquet")):
+        assert one.provenance.unknown
+        assert "healthy" not in repr(one) + one._repr_html_()
+    for told in (
+        RunInfo("m", "original", 8, 0, source="recorded"),
+        RunInfo("m", "original", 8, 0, source="file", config={"registry": {}}),
+    ):
+        assert not told.unknown
+        assert "healthy" in str(told)
+    assert not RunInfo("m", "original", 8, 0, fault="x", source="file", config={"log": {}}).unknown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from moeproxy.__main__ import main
 from moeproxy.places import data_dir
 from moeproxy.traces.reading import read
 from moeproxy.triage.attempted import judge_attempts, leading
-from moeproxy.triage.logs import LEARNED, exit_code, judge_log
+from moeproxy.triage.logs import LEARNED, example_notes, exit_code, judge_log
+from moeproxy.view.incident import open_incidents
 
 RESUMED = data_dir() / "logs" / "verl_console.log"
 Row = dict[str, float]
@@ -84,3 +86,32 @@ def test_a_report_and_the_terminal_say_the_same(tmp_path: Path, capsys: pytest.C
     before = capsys.readouterr().out
     with_report = main(["triage", str(RESUMED), "--json", "--report", str(tmp_path / "r"), "--no-images"])
     assert (plain, before) == (with_report, capsys.readouterr().out)
+
+
+def test_a_log_without_a_metric_says_what_to_do_and_claims_nothing_of_a_run(tmp_path: Path) -> None:
+    """Columns of unknown names ask for a mapping; a crash before the first step does not, and has no run's numbers."""
+    shutil.copy(data_dir() / "logs" / "own_columns.csv", tmp_path / "own.csv")
+    for path in (data_dir() / "logs" / "own_columns.csv", tmp_path / "own.csv"):
+        (verdict,) = judge_log(path)
+        assert exit_code([verdict]) == 2
+        assert "columns update, pg_objective, gnorm" in verdict.text()
+        assert "What to do: name the columns with a mapping" in verdict.text()
+        assert "--map their_key=signal and --step their_step" in verdict.text()
+        assert verdict.to_dict()["remedy"] in verdict.text()
+    mapped = {"mapping": {"gnorm": "grad_norm", "pg_objective": "policy_loss"}, "step": "update"}
+    (judged,) = judge_log(tmp_path / "own.csv", **mapped)
+    assert (judged.remedy, bool(judged.attempts)) == ("", True)
+    crashed = data_dir() / "logs" / "crashed_before_step_1.log"
+    (verdict,) = judge_log(crashed)
+    assert "--map" not in verdict.text()
+    assert "look at the end of the log" in verdict.text()
+    assert LEARNED not in verdict.notes
+    assert example_notes(crashed, read(crashed)[0]) == ()
+    assert example_notes(RESUMED, read(RESUMED)[0]) == (LEARNED,)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (data_dir() / "logs").iterdir() if path.suffix != ".md"))
+def test_only_examples_with_numbers_are_said_to_have_those_of_a_recorded_run(name: str) -> None:
+    path = data_dir() / "logs" / name
+    for one in open_incidents(path):
+        assert (LEARNED in one.notes) == bool(one.judgements)

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 
 from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab import budget
 from moeproxy.lab.bench import Model
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import Application, GRPOSettings, Injection, RunSpec
 from moeproxy.lab.sweep import result_path
+from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.places import data_dir
 from moeproxy.traces import Trace
 from moeproxy.traces.pack import load_bench
+from moeproxy.triage import remedy as module
 from moeproxy.triage.remedy import Case, _Log, prepare_snapshots, treated, try_on, try_remedies
 from moeproxy.triage.remedy_result import Remedy, Transfer, Trial, judge, not_ended, transfers
 from moeproxy.triage.remedy_study import main, take, take_packed
@@ -234,6 +237,49 @@ def test_of_each_kind_the_next_is_tried_until_the_run_has_recovered(healthy: Hea
     assert list(_Log(case, spec, healthy.twin).due()) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"remedies": ("tis", "nope")}, "nope"),
+        ({"cause": "nope"}, "no remedy is known for 'nope'"),
+        ({"onset": 999}, "it starts at step 999"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused_before_anything_is_run(
+    asked: dict[str, object], said: str, healthy: Healthy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran: list[object] = []
+    for name in ("sweep", "try_sweep", "prepare_snapshots"):
+        monkeypatch.setattr(module, name, lambda specs, *_, **__: ran.append(specs))
+    case = replace(Case(RunSpec(MODEL, injection=Injection("kl_sign", 1.0, 3), settings=SHORT), healthy), **asked)
+    with pytest.raises(LabError, match=said):
+        try_remedies(case, tmp_path / "runs", snapshots=tmp_path)
+    assert ran == []
+
+
+def test_a_round_over_time_leaves_its_remedies_untried(
+    healthy: Healthy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run of a round that had ended is judged; the other, which the budget ended, counts as not tried."""
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr(budget.time, "monotonic", lambda: now[0])
+
+    def try_sweep(specs: list[RunSpec], *_: object, watch: Watch, **__: object) -> None:
+        now[0] += 61
+        watch(SweepProgress(runs=len(specs), runs_done=1))
+
+    spec = RunSpec(MODEL, injection=Injection("kl_sign", 1.0, ONSET), settings=replace(SHORT, steps=60))
+    case = Case(spec, healthy, remedies=("tis", "fp32_head", "icepop"))
+    ended = tmp_path / "ended.parquet"
+    healthy.twin.save(ended)
+    monkeypatch.setattr(module, "sweep", lambda *_, **__: [broken({"kl": 30})])
+    monkeypatch.setattr(module, "try_sweep", try_sweep)
+    monkeypatch.setattr(module, "result_path", lambda run, out: ended if run.remedies[0].remedy == "tis" else out)
+    found = try_remedies(case, tmp_path, minutes=1.0, told=lambda _, one: said.append(one.remedy))
+    assert said == [one.remedy for one in found.trials] == ["tis"]
+    assert found.not_tried == ("fp32_head", "icepop")
+
+
 @pytest.mark.slow
 def test_the_closed_loop_keeps_what_mends_and_rolls_back_what_does_not(tmp_path: Path) -> None:
     protocol = replace(Protocol(), windows=((0, 2), (2, 4)), spread_onsets=(2, 3))
@@ -243,7 +289,8 @@ def test_the_closed_loop_keeps_what_mends_and_rolls_back_what_does_not(tmp_path:
     twin = run(replace(spec, injection=None))
     case = Case(spec, Healthy(twin, Calibrated.of(calibration, protocol)), remedies=("restart", "verified_update"))
     out, kept = tmp_path / "runs", tmp_path / "snapshots"
-    assert try_remedies(case, out, minutes=0).trials == ()
+    with pytest.raises(LabError, match="spent before the broken run had ended"):
+        try_remedies(case, out, minutes=1e-6, workers=1)
     said: list[str] = []
     made_now = try_remedies(case, out, snapshots=kept, workers=1, told=lambda _, trial: said.append(trial.remedy))
     assert sorted(said) == ["restart", "verified_update"]
@@ -251,6 +298,7 @@ def test_the_closed_loop_keeps_what_mends_and_rolls_back_what_does_not(tmp_path:
     assert (by_name["restart"].accepted, by_name["restart"].change) == (False, 0)  # the same run, bit for bit
     assert by_name["verified_update"].exact
     assert made_now.best() == by_name["verified_update"]
+    assert try_remedies(case, out, minutes=1e-6, workers=1).trials == (), "the broken run is there, time is not"
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     assert try_remedies(case, out, snapshots=kept, workers=1).trials == made_now.trials
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == before

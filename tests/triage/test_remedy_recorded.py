@@ -15,11 +15,13 @@ from moeproxy.lab.bench import Model, injection_of
 from moeproxy.lab.sweep import result_path
 from moeproxy.places import data_dir
 from moeproxy.triage import remedy_study as module
+from moeproxy.triage.catalogue import load_catalogue
 from moeproxy.triage.remedy import Case, Told, treated
 from moeproxy.triage.remedy_page import page
 from moeproxy.triage.remedy_recorded import PAGE, SCORES, STUDY, TABLE, RemedyStudy
 from moeproxy.triage.remedy_result import Kind, Remedy, Trial
 from moeproxy.triage.remedy_study import study, treated_runs
+from moeproxy.triage.remedy_table import reversals, scores
 from moeproxy.triage.severity import Severity
 from tests.triage import study_synthetic as made
 
@@ -93,6 +95,8 @@ def test_the_page_says_what_the_results_say() -> None:
     assert by_kind["repair"] == ["2 of 3", "50%", "50%", "50%", "-50%", "1", "0%", "0%", "1", "100%", "0%"]
     assert "missed, 50% by any remedy and 50% without replacing the broken part" in text
     assert "46.25%" in text
+    assert "Of the 1 ill runs with a kept mitigation 0 are then their healthy twin bit for bit" in text
+    assert "50% of the 2 ill runs are mitigated and 0% are as healthy runs" in text
     by_fault = {row[1]: row for row in rows if row[1].startswith("`")}
     assert by_fault["`kl_sign`"][3:8] == ["0.400", "`lower_rate`", "0.100", "`rescore`", "**0.000**"]
     assert by_fault["`kl_sign`"][8:] == ["0.400", "0.100, harms", "**0.000**"]
@@ -102,6 +106,41 @@ def test_the_page_says_what_the_results_say() -> None:
         ("cluster-16", "kl_explosion", "stronger_kl"),
         ("original", "kl_sign", "lower_rate"),
     ]
+
+
+REVERSED = trial("lower_rate", "mitigation", HEALTHY, accepted=True)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_remedies_that_mend_alike_the_exact_one_is_the_best(order: int) -> None:
+    guard = replace(REVERSED, exact=False)
+    both = found("kl_sign", *(guard, MENDED)[::order])
+    assert both.best() == MENDED
+    assert both.best("mitigation") == guard
+    assert scores([both]).loc["any", "restored"] == 1.0
+    assert scores([both]).loc["mitigation", "restored"] == 0.0
+
+
+def test_exact_reversals_are_counted_apart() -> None:
+    mended = replace(REVERSED, remedy="tis", exact=False)
+    studied = [
+        *(found("a", REVERSED), found("b", KEPT, REVERSED), found("c", mended), found("d", WORSE, MENDED)),
+        found("e", REVERSED, before=HEALTHY),
+    ]
+    told = reversals(studied, "mitigation")
+    assert told == {"ill": 4, "kept": 3, "exact": 2, "mitigated": 0.5, "recovered": 0.25}
+    assert reversals(studied, "repair") == {"ill": 4, "kept": 1, "exact": 1, "mitigated": 0.0, "recovered": 0.0}
+    text = page(studied)
+    assert "Of the 3 ill runs with a kept mitigation 2 are then their healthy twin bit for bit" in text
+    assert "By mitigations that do not, 50% of the 4 ill runs are mitigated and 25% are as healthy runs" in text
+    assert "No mitigation was kept." in page([found("d", WORSE)])
+
+
+def test_the_shipped_page_is_that_of_the_shipped_results() -> None:
+    folder = data_dir() / "remedy"
+    study = RemedyStudy.load(folder)
+    families = {fault: entry.family for fault, entry in load_catalogue().items()}
+    assert (folder / PAGE).read_text(encoding="utf-8") == page(study.proxies, study.originals, families)
 
 
 def test_a_page_of_nothing_has_no_number() -> None:

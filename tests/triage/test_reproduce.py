@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeproxy.errors import ComparisonError
+from moeproxy.errors import ComparisonError, LabError
+from moeproxy.lab import budget
 from moeproxy.lab.bench import SETTINGS
 from moeproxy.lab.jobs import Failure
 from moeproxy.lab.settings import RunSpec
 from moeproxy.lab.sweep import SweepResult
+from moeproxy.lab.sweep_progress import SweepProgress, Watch
 from moeproxy.places import data_dir
 from moeproxy.traces import Trace
 from moeproxy.traces.pack import load_bench
@@ -109,20 +111,29 @@ def test_candidates_that_were_not_run_keep_their_place() -> None:
 class Sweeps:
     """Stands in for runs: gives recorded traces, and lets the clock run."""
 
-    def __init__(self, recorded, monkeypatch: pytest.MonkeyPatch, seconds: float, failing: str = "") -> None:
+    def __init__(
+        self, recorded, monkeypatch: pytest.MonkeyPatch, seconds: float, failing: str = "", watched: bool = False
+    ) -> None:
         self.recorded, self.seconds, self.failing, self.now = recorded, seconds, failing, 0.0
+        self.watched = watched
         self.asked: list[tuple[str, int]] = []
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(budget.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(module, "sweep", self.sweep)
         monkeypatch.setattr(module, "try_sweep", self.try_sweep)
 
-    def sweep(self, specs: Sequence[RunSpec], *_, **__) -> list[Trace]:
+    def tell(self, watch: Watch, runs: int) -> None:
+        if self.watched:
+            watch(SweepProgress(runs=runs))
+
+    def sweep(self, specs: Sequence[RunSpec], *_, watch: Watch, **__) -> list[Trace]:
         self.now += self.seconds
+        self.tell(watch, len(specs))
         return self.recorded["cluster-16", ""][: len(specs)]
 
-    def try_sweep(self, specs: Sequence[RunSpec], *_, **__) -> SweepResult:
+    def try_sweep(self, specs: Sequence[RunSpec], *_, watch: Watch, **__) -> SweepResult:
         self.now += self.seconds
         self.asked += [(spec.fault_name, spec.injection.onset) for spec in specs if spec.injection]
+        self.tell(watch, len(specs))
         (fault,) = {spec.injection.fault for spec in specs if spec.injection}
         if fault == self.failing:
             return SweepResult((), tuple(Failure(spec, "out of memory") for spec in specs))
@@ -186,6 +197,41 @@ def test_the_budget_is_kept(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert found.minutes <= 3.5
     assert len(found.left) == 3
     assert any("No time was left" in sentence for sentence in found.sentences)
+
+
+def test_healthy_runs_count_and_are_said(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trace, healthy = recorded["original", "stale_rollout"][0], recorded["original", ""]
+    sweeps = Sweeps(recorded, monkeypatch, seconds=60)
+    found = reproduce(trace, ProxyRuns([]), healthy, live=Live(SPEC, tmp_path, minutes=1.5))
+    assert sweeps.asked == []
+    assert found.minutes == pytest.approx(1.0)
+    assert len(found.left) == 5
+    (note,) = found.notes
+    assert "6 took 1.0 of the 1.5 minutes, and nothing was left for the faults" in note
+    found = reproduce(trace, ProxyRuns([]), healthy, live=Live(SPEC, tmp_path, minutes=2.5))
+    assert len(sweeps.asked) == 1
+    assert found.notes == ("The proxy had too few healthy runs: 6 took 1.0 of the 2.5 minutes.",)
+
+
+def test_what_overruns_is_ended(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trace, healthy = recorded["original", "stale_rollout"][0], recorded["original", ""]
+    known = recorded["cluster-16", ""]
+    sweeps = Sweeps(recorded, monkeypatch, seconds=60, watched=True)
+    first = tmp_path / "first.parquet"
+    monkeypatch.setattr(module, "result_path", lambda spec, out: first if spec.injection or spec.seed == 100 else out)
+    recorded["cluster-16", "stale_rollout"][0].save(first)
+    with pytest.raises(LabError, match=r"0.5 minutes were spent when 1 of the 6 healthy runs.*give more minutes"):
+        reproduce(trace, ProxyRuns([]), healthy, live=Live(SPEC, tmp_path, minutes=0.5))
+    found = reproduce(trace, ProxyRuns(known), healthy, live=Live(SPEC, tmp_path, minutes=0.5))
+    assert len(sweeps.asked) == 1
+    assert len(found.left) == 5
+    assert "was ended when the 0.5 minutes were spent" in found.notes[0]
+    assert sum(one.n_live for one in found.candidates) == 1, "a run of the round that had ended counts"
+
+
+def test_what_is_no_proxy_is_refused() -> None:
+    with pytest.raises(ComparisonError, match=r"a list in place of the proxy's runs.*ProxyRuns\(traces\)"):
+        module._check_proxy([])
 
 
 def test_a_run_that_fails_is_said(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

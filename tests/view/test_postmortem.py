@@ -15,8 +15,8 @@ import pytest
 from moeproxy.errors import MoeproxyError
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.view.actions import Action
-from moeproxy.view.document import Document, Figure, Points, Text
-from moeproxy.view.figures_incident import evidence_figure, signals_figure
+from moeproxy.view.document import Document, Figure, Points, Table, Text
+from moeproxy.view.figures_incident import _evidence_axis, evidence_figure, judged_number, signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import Words, gather, load_results, postmortem
@@ -26,7 +26,7 @@ from moeproxy.view.render_text import render_json, render_markdown
 from moeproxy.view.report import compose
 from moeproxy.view.style import data_table, describe
 from moeproxy.view.timeline import ACTIONS, timeline
-from tests.triage.synthetic import run
+from tests.triage.synthetic import FAULTS, run
 from tests.view import postmortems, shared
 from tests.view.made_logs import log_of, verl
 from tests.view.test_report import Page
@@ -147,7 +147,53 @@ def test_the_timeline_has_everything_at_its_step() -> None:
     named = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data if trace.name}
     assert named["onset"] == ([15], ["attempt 1 of 2"])
     assert named["setting changed"] == ([11], [f"{ACTIONS}, row 2"])
-    assert "1 action without a step only in the table" in describe(figure)
+    assert "1 action at no step of the run only in the table" in describe(figure)
+
+
+def test_actions_at_no_step_of_the_run_are_listed_and_squeeze_nothing() -> None:
+    """Step 0 and the step after the last are next to the run; 500 and 10,000 are not."""
+    done = tuple(Action(f"step {step}", step=step) for step in (0, 15, 61, 500, 10_000))
+    drawn = timeline(postmortems.resumed(), done)
+    assert [m.step for m in drawn.moments if m.row.startswith(ACTIONS)] == [0, 15, 61]
+    assert [number for _, number in drawn.aside] == [4, 5]
+    assert drawn.span == (0, 61)
+    assert drawn.table()["step"].tolist()[-2:] == ["500", "10000"]
+    figure = timeline_figure(drawn, "x")
+    assert figure.layout.xaxis.range[1] < 65
+    assert "steps 0 to 61" in describe(figure)
+    found = postmortems.poisoned()
+    signals = signals_figure(found, found.judgements[0], actions=(*done, Action("no step")))
+    assert {shape.x0 for shape in signals.layout.shapes} & {0, 15, 500, 10_000} == {0, 15}
+    words = " ".join(
+        block.text
+        for section in compose(gather([postmortems.resumed()], Words(actions=done))).sections
+        for block in section.blocks
+        if isinstance(block, Text)
+    )
+    assert "not drawn, since the run has no such step: 4 (step 500), 5 (step 10000)" in words
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([3.4, -0.2], ["-1", "0", "+1", "+2", "+5"]),
+        ([0.3], ["0", "+1"]),
+        ([-11.0], ["-20", "-10", "-5", "-2", "-1", "0"]),
+        ([60.0, float("inf")], ["0", "+1", "+10", "+100"]),
+        ([], ["0"]),
+    ],
+)
+def test_the_axis_of_the_evidence_names_its_scale_and_is_ticked_to_its_ends(
+    values: list[float], ticks: list[str]
+) -> None:
+    axis = _evidence_axis(values)
+    assert axis["ticktext"] == ticks
+    assert axis["tickvals"] == pytest.approx([math.asinh(float(tick)) for tick in ticks])
+    assert axis["range"][0] <= min(axis["tickvals"])
+    assert axis["range"][1] >= max(axis["tickvals"])
+    assert "asinh" in axis["title"]["text"]
+    finite = [value for value in values if math.isfinite(value)]
+    assert all(float(ticks[0]) <= value <= float(ticks[-1]) for value in finite)
 
 
 def test_more_alarms_than_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,3 +347,53 @@ def test_nothing_and_something_else_are_refused() -> None:
         gather([])
     with pytest.raises(MoeproxyError, match="a float among the results"):
         gather([math.pi])  # pyright: ignore[reportArgumentType]
+
+
+def test_values_are_shown_as_they_were_logged(tmp_path: Path) -> None:
+    """What is judged is bounded: the line and its table have the values of the log, and a mean is said to be beyond."""
+    waves = {step: 0.01 * ((step * 7919) % 13 - 6) for step in range(1, 41)}
+    rows = [
+        {"step": s, "policy_loss": 1e308 if s >= 25 else 0.2 + w, "grad_norm": 1e307 if s >= 25 else 1.0 + w}
+        for s, w in waves.items()
+    ]
+    (tmp_path / "huge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = open_incidents(tmp_path / "huge.jsonl")
+    figure = signals_figure(found, found.judgements[0])
+    table = data_table(figure)
+    assert (table["policy_loss"].tolist()[-1], table["grad_norm"].tolist()[-1]) == (1e308, 1e307)
+    (loss,) = [line for line in figure.data if line.name == "this run" and line.customdata[-1] == 1e308]
+    assert loss.y[-1] == 1e300, "plotly draws no larger ones"
+    assert "customdata" in loss.hovertemplate
+    assert "policy_loss beyond 1e+50 instead of 0.2 from step 25" in describe(figure)
+    assert "1e+60" not in describe(figure)
+    assert [judged_number(value) for value in (-1e60, 1e50, 12345.0)] == ["beyond -1e+50", "beyond 1e+50", "1.23e+04"]
+    cells = [str(row["seen"]) for block in _tables(found) for row in block.frame.to_dict("records") if "seen" in row]
+    assert cells == ["beyond 1e+50", "beyond 1e+50"]
+
+
+def _tables(found: Incident) -> list[Table]:
+    sections = compose(gather([found])).sections
+    return [block for section in sections for block in section.blocks if isinstance(block, Table)]
+
+
+def test_a_log_without_a_metric_says_what_to_do() -> None:
+    (found,) = open_incidents(postmortems.shipped("own_columns.csv"))
+    words = [b.text for section in compose(gather([found])).sections for b in section.blocks if isinstance(b, Text)]
+    assert any(text.startswith("What to do: name the columns with a mapping") for text in words)
+
+
+def test_the_caption_of_an_overlay_says_whose_lines_it_has() -> None:
+    """A lone broken run is no pair of original and proxy, and none of it is healthy."""
+    effect = FAULTS["quiet_update"]
+    broken, other = (run(name, 0, n_experts=8, fault="quiet_update", effect=effect) for name in ("original", "half"))
+    healthy = run("original", 0, n_experts=8)
+    captions = [
+        next(b.caption for s in compose(gather(traces)).sections for b in s.blocks if isinstance(b, Figure))
+        for traces in ([broken], [broken, healthy], [broken, other, healthy])
+    ]
+    source = broken.provenance.source
+    assert captions == [
+        f"Original, with quiet_update; from {source} runs.",
+        f"Original, healthy and with quiet_update; from {source} runs.",
+        f"Original and half, healthy and with quiet_update (half without a healthy run); from {source} runs.",
+    ]

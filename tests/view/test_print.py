@@ -17,13 +17,14 @@ import pytest
 from PIL import Image
 
 from moeproxy.errors import MoeproxyError
-from moeproxy.view import svg_fonts
+from moeproxy.view import report, svg_fonts
 from moeproxy.view.document import Document, Figure, Section
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import gather
-from moeproxy.view.image_browser import ImageBrowser, NoImages
+from moeproxy.view.image_browser import ImageBrowser, NoImages, with_resolution
 from moeproxy.view.print_layout import DOUBLE, LEAST_PT, SINGLE, sheet, smallest_px
 from moeproxy.view.report import compose, write_document
+from moeproxy.view.report_images import FOLDER, Images, _font_words
 from moeproxy.view.style import finish
 from moeproxy.view.timeline import timeline
 from tests.view import postmortems, shared
@@ -119,9 +120,48 @@ def test_pdf_has_the_width_of_the_column_and_its_fonts(images: tuple[bytes, byte
 def test_png_is_sharp_and_painted(images: tuple[bytes, bytes, bytes]) -> None:
     picture = Image.open(io.BytesIO(images[2]))
     assert abs(picture.width - 88 / 25.4 * 600) <= 2
+    assert picture.info["dpi"] == pytest.approx((600, 600), abs=0.1)
     greys = picture.convert("L").getcolors(256)
     assert greys is not None
     assert len(greys) > 50
+
+
+@pytest.mark.parametrize("dpi", [96, 600])
+def test_a_png_says_how_large_it_is_on_paper(dpi: int) -> None:
+    stream = io.BytesIO()
+    Image.new("RGB", (7, 5), (1, 2, 3)).save(stream, "png")
+    plain = stream.getvalue()
+    sized = with_resolution(plain, dpi)
+    assert "dpi" not in Image.open(io.BytesIO(plain)).info
+    picture = Image.open(io.BytesIO(sized))
+    picture.verify()  # checks the sum of every chunk
+    assert picture.info["dpi"] == pytest.approx((dpi, dpi), abs=0.02)
+    assert Image.open(io.BytesIO(sized)).tobytes() == Image.open(io.BytesIO(plain)).tobytes()
+
+
+def test_where_the_fonts_are_is_said_as_it_is() -> None:
+    assert "in the SVG as a subset for browsers" in _font_words(["Arial, embedded as a subset"])
+    told = _font_words(["Arial, embedded as a subset", "not embedded: pip install fonttools"])
+    assert "in the SVG they are not embedded: pip install fonttools." in told
+    assert "subset" not in told
+
+
+def test_images_of_an_earlier_report_do_not_go_unsaid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without new images the old ones go, whether none were asked for or none could be made; an edited one stays."""
+    document = Document("t", (), ())
+    made = {f"{FOLDER}/figure-1-single.{ending}": b"x" for ending in ("svg", "pdf", "png")}
+    for asked in (False, True):
+        folder = tmp_path / str(asked)
+        monkeypatch.setattr(report, "make_images", lambda *_: Images(files=made))
+        assert "of an earlier report" not in write_document(document, folder).read_text("utf-8")
+        (folder / FOLDER / "figure-1-single.svg").write_text("edited by hand")
+        monkeypatch.setattr(report, "make_images", lambda *_: Images(words="No images were made: none."))
+        write_document(document, folder, images=asked)
+        for name in ("index.html", "report.md", "report.json"):
+            said = (folder / name).read_text("utf-8")
+            assert "2 images of an earlier report, of its figures, removed" in said
+            assert ("No images were made" in said) == asked
+        assert [path.name for path in (folder / FOLDER).iterdir()] == ["figure-1-single.svg"]
 
 
 @needs_browser

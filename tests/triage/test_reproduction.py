@@ -1,0 +1,71 @@
+"""What is said of a reproduction: which candidate ranks first, and which one matches best where that is another."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from moeproxy.triage.reproduction import Candidate, Reproduction
+
+NONE = math.nan
+LIMIT = "95 % of its runs with other faults stay below"
+
+
+def candidate(fault: str, match: float, n_recorded: int = 2) -> Candidate:
+    return Candidate(fault, fault.upper(), 0.5, match, 1.0, n_recorded, 0, (), (), 0.0)
+
+
+def result(background: float, *matches: float) -> Reproduction:
+    named = zip("abc", matches, strict=False)
+    ran = tuple(candidate(name, match, 0 if math.isnan(match) else 2) for name, match in named)
+    return Reproduction("small", 15, ran, background, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("background", "matches", "said"),
+    [
+        (NONE, (0.9, 0.4), "small matches best with a (0.90); of other faults too few are known."),
+        (
+            *(NONE, (0.9, 0.96)),
+            "a ranks first overall (match 0.90 with small); b matches best (0.96); of other faults too few are known.",
+        ),
+        (
+            *(NONE, (NONE, 0.7, 0.2)),
+            "a ranks first, but small has no run with it that can be compared; b matches best (0.70); "
+            "of other faults too few are known.",
+        ),
+        (
+            *(0.5, (NONE, 0.7)),
+            f"a ranks first, but small has no run with it that can be compared; b matches best (0.70; {LIMIT} 0.50).",
+        ),
+        (0.5, (0.9, 0.4), f"small shows the failure when a is injected (match 0.90; {LIMIT} 0.50)."),
+        (
+            *(0.5, (0.9, NONE, 0.96)),
+            f"small shows the failure when a is injected (match 0.90; {LIMIT} 0.50); c matches best (0.96).",
+        ),
+        (0.5, (0.4, 0.3), f"small does not show the failure by a (match 0.40; {LIMIT} 0.50)."),
+        (
+            *(0.5, (0.4, 0.6)),
+            f"small does not show the failure by a (match 0.40; {LIMIT} 0.50); b matches best (0.60).",
+        ),
+        (0.5, (0.9, 0.9), f"small shows the failure when a is injected (match 0.90; {LIMIT} 0.50)."),
+        (0.5, (NONE, NONE), "small has no run with any candidate."),
+    ],
+)
+def test_the_first_sentence_is_true_of_all_candidates(background: float, matches: tuple[float, ...], said: str) -> None:
+    assert result(background, *matches).sentences[0] == said
+
+
+def test_runs_that_share_no_signal_are_not_passed_over() -> None:
+    found = Reproduction("small", 15, (candidate("a", NONE),), 0.5, 0.0)
+    assert found.sentences[0] == "small has no run with any candidate that can be compared."
+    assert "no signal to match with 2 recorded runs" in found.sentences[1]
+    assert not found.reproduced
+
+
+def test_the_best_match_is_found_wherever_it_ranks() -> None:
+    best = result(0.5, NONE, 0.4, 0.6).best
+    assert best is not None
+    assert best.fault == "c"
+    assert result(0.5, NONE).best is None
