@@ -65,15 +65,17 @@ class Healthy:
         A run that is not healthy after all makes the others' spread large, and hides what it is to show. One that
         stands out is left out where enough are left without it.
         """
-        reference = Reference.of(self.tables, self.steps_S, table.rows)
-        odd, count = reference.odd, len(self.tables)
-        if not odd:
+        reference, count = Reference.of(self.tables, self.steps_S, table.rows), len(self.tables)
+        if not reference.doubtful:
             return reference.departures(table), count, ()
-        rest = [one for index, one in enumerate(self.tables) if index not in odd]
-        enough = len(rest) >= FEWEST_RUNS
-        usual = float(np.delete(reference.strength_N, odd).max(initial=0.0))
-        notes = [_stands_out(self.traces[index], float(reference.strength_N[index]), usual, enough) for index in odd]
-        if enough:
+        rest = [one for index, one in enumerate(self.tables) if index not in reference.odd]
+        left_out = reference.odd if len(rest) >= FEWEST_RUNS else ()
+        usual = float(np.delete(reference.strength_N, reference.doubtful).max(initial=0.0))
+        notes = [
+            _stands_out(self.traces[index], float(reference.strength_N[index]), usual, index in left_out)
+            for index in reference.doubtful
+        ]
+        if left_out:
             reference, count = Reference.of(rest, self.steps_S, table.rows), len(rest)
         return reference.departures(table), count, tuple(notes)
 
@@ -110,7 +112,7 @@ def _stands_out(trace: Trace, strength: float, usual: float, left_out: bool) -> 
     info = trace.provenance
     name = info.model if info.source == "file" else f"{info.model}, seed {info.seed}"
     told = f"Healthy run {name} departs from the others: strength {strength:.1f}, they stay below {usual:.1f}"
-    return f"{told}; it was left out." if left_out else f"{told}. Leave it out, and give another: is it healthy?"
+    return f"{told}; it was left out." if left_out else f"{told}. Is it healthy? Else leave it out, and give another."
 
 
 def _content(table: Judged) -> bytes:

@@ -6,6 +6,7 @@ Axes: R row, S step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,8 @@ def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tupl
     bursts_RS = _bursts(values_RS, found.noise_R, spikes_RS)
     notes = []
     for index, row in enumerate(found.rows):
-        spikes = np.flatnonzero(spikes_RS[index] & before_S)
-        if len(spikes):
+        spikes = [int(place) for place in np.flatnonzero(spikes_RS[index] & before_S)]
+        if spikes:
             notes.append(f"{row}: lone spike at {_spikes(row, values_RS[index], spikes, found.steps_S)}.")
         notes += _burst_notes(row, values_RS[index], bursts_RS[index] & before_S, found.steps_S)
     return (*notes, *_lone_breaks(table))
@@ -74,19 +75,19 @@ def earlier(before: Sequence[Alarm], alarms: Sequence[Alarm], onset: int) -> tup
     )
 
 
-def _spikes(row: str, values_S: np.ndarray, places: np.ndarray, steps_S: np.ndarray) -> str:
+def _spikes(row: str, values_S: np.ndarray, places: Sequence[int], steps_S: np.ndarray) -> str:
     told = [f"step {steps_S[at]} ({_value(row, values_S[at])}, {_beside(row, values_S, at)})" for at in places[:SHOWN]]
     more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
     last = "; it is the last step, and whether it lasts is not known" if places[-1] == len(values_S) - 1 else ""
     return f"{', '.join(told)}{more}{last}; a single step is no alarm"
 
 
-def _beside(row: str, values_S: np.ndarray, at: int | np.integer) -> str:
+def _beside(row: str, values_S: np.ndarray, at: int) -> str:
     before = f"{_value(row, values_S[at - 1])} before" if at else ""
     return f"{before} and {_value(row, values_S[at + 1])} after" if at + 1 < len(values_S) else before
 
 
-def _value(row: str, transformed: float | np.floating) -> str:
+def _value(row: str, transformed: Any) -> str:
     return f"{original_value(row, float(transformed)):.3g}"
 
 

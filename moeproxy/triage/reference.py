@@ -39,9 +39,13 @@ ALPHA = 0.02
 SIGNAL_QUANTILE, LEAST = 0.95, 3.0
 """A signal's own threshold: this quantile of what healthy runs reach, and never less than so many spreads."""
 
-ODD = 2.5
-"""Strength from which on one of several healthy runs is none, judged by the others. Of 36 draws of 6 to 12 healthy runs
-of the benchmark the strangest reached 2.3; a broken run among eight 2.7 and more, two of them too."""
+DOUBTFUL, ODD = 2.0, 2.5
+"""Strength of one of several healthy runs, judged by the others, from which on it may be none, and is taken for none.
+
+Of 36 draws of 6 to 12 healthy runs of the benchmark three held one beyond 2.0, none one beyond 2.3; a broken run among
+eight or more reached 2.7 and more, also where there were two. Among six it reaches 2.1 however far it departs, since it
+moves what the others are judged by: there it can only be doubted.
+"""
 
 STRONGEST = 3
 """A run is judged by the mean of its strongest signals: one alone strays in many a healthy run."""
@@ -138,6 +142,11 @@ class Reference:
     def odd(self) -> tuple[int, ...]:
         """Indices of healthy runs that depart from the others too far to be healthy like them."""
         return tuple(int(index) for index in np.flatnonzero(self.strength_N > ODD))
+
+    @property
+    def doubtful(self) -> tuple[int, ...]:
+        """Indices of healthy runs that depart from the others farther than most healthy runs do; the odd ones too."""
+        return tuple(int(index) for index in np.flatnonzero(self.strength_N > DOUBTFUL))
 
     @staticmethod
     def of(tables: Sequence[Judged], steps_S: np.ndarray, rows: Sequence[str] | None = None) -> Reference:

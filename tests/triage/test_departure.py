@@ -113,3 +113,8 @@ def test_a_course_bridges_gaps() -> None:
     values_S = np.r_[np.zeros(10), np.full(5, np.nan), np.full(15, 6.0)]
     assert course(values_S, 10).kind in (JUMP, DRIFT)
     assert course(np.full(20, np.nan), 5).kind == DRIFT
+
+
+def test_a_slow_fall_after_a_long_rise_is_a_drift() -> None:
+    values_S = np.interp(np.arange(1400), [0, 1000, 1300, 1399], [0, 20, 0, 0.0])
+    assert course(values_S, 1000).kind == DRIFT
