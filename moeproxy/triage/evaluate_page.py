@@ -55,7 +55,7 @@ def page(result: Mapping[str, Any], tools: Mapping[str, Any] | None = None) -> s
             ],
             "",
             *_tools(tools),
-            *_as_logged(result["as_logged"]),
+            *_as_logged(result.get("as_logged", ())),
             "## Diagnosis",
             "",
             "Macro-F1 over all faults of the level; chance is one over their number. The nearest fault counts, whether "
@@ -97,6 +97,8 @@ def page(result: Mapping[str, Any], tools: Mapping[str, Any] | None = None) -> s
 
 
 def _as_logged(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return []  # scores of an older version
     return [
         "## What a user is told, by what the log holds",
         "",
