@@ -15,6 +15,22 @@ from moeproxy.proxy.cost import cost
 from moeproxy.proxy.plan import allowed_counts, possible_counts
 
 
+SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "moe_intermediate_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+"""Sizes that decide memory; a config must give those that its family has."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a MoE model in weights and widths (numbers, not bytes).
@@ -102,6 +118,7 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
             expected="a complete config.json",
             remedy="give the checkpoint instead",
         ) from error
+    check_sizes(config, made)
     sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
     n_layers = int(made.get_text_config().num_hidden_layers)
     rows = {
@@ -122,6 +139,30 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
         ),
     }
     return shape, sizes
+
+
+def check_sizes(config: Mapping[str, Any], made: Any) -> None:
+    """Raise ProxyError for a size that the config does not give and transformers would take from its defaults.
+
+    Args:
+        config: what was given, a parsed `config.json`.
+        made: what transformers made of it.
+    """
+    nested = config.get("text_config")
+    given = {**(nested if isinstance(nested, Mapping) else {}), **config}
+    text = made.get_text_config()
+    names: Mapping[str, str] = getattr(text, "attribute_map", {})
+    lacking = [
+        name
+        for name in SIZES
+        if isinstance(getattr(text, name, None), int) and name not in given and names.get(name) not in given
+    ]
+    if lacking:
+        raise ProxyError(
+            f"the config of {config.get('model_type')} says no {', no '.join(lacking)}",
+            expected="a complete config.json: transformers' defaults are of another model",
+            remedy=f"add {', '.join(lacking)} from the model's own config.json",
+        )
 
 
 def _norms_heads(names: Iterable[str]) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 
 from moeproxy.errors import ScaleError
 from moeproxy.places import data_dir
+from moeproxy.scale.hottest import hottest_rank, rank_loads
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
-from moeproxy.scale.routing import Routing, hottest_rank, rank_loads
+from moeproxy.scale.routing import Routing
 from moeproxy.traces.trace import Trace
 
 ROUTINGS = {
@@ -94,8 +95,9 @@ class Settings:
             layout.check_experts(program.n_experts)
             routing.rank_shares(self.ep, program.top_k)
             moe_layers = program.n_layers - program.n_dense
-            loads_R = rank_loads(routing, self.ep, moe_layers, self.checkpointing)
-            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=self.checkpointing)
+            saved = self.checkpointing
+            loads_R = rank_loads(routing, self.ep, moe_layers, saved, program)
+            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved, program=program)
             for rank in dict.fromkeys((self.rank, hottest)):
                 load = float(loads_R[rank % self.ep])
                 found.append(Case(model, replace(layout, rank=rank), rank == hottest, program, routing, load))
