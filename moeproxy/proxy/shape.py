@@ -45,6 +45,7 @@ class ModelShape:
         normed_width: values of queries and keys, where the model norms each head's (Qwen3); else 0.
         kv_values: values a token leaves in a layer's key-value cache (a compressed one where the model has it).
         counts: numbers of experts that a proxy can have, the original's included.
+        positions: longest sequence; None where the config does not say.
     """
 
     n_experts: int
@@ -60,6 +61,7 @@ class ModelShape:
     normed_width: int
     kv_values: int
     counts: tuple[int, ...]
+    positions: int | None = None
 
     def params(self, n_experts: int) -> int:
         """Return the number of weights with `n_experts` experts a layer."""
@@ -150,12 +152,12 @@ def check_sizes(config: Mapping[str, Any], made: Any) -> None:
     """
     nested = config.get("text_config")
     given = {**(nested if isinstance(nested, Mapping) else {}), **config}
-    text = made.get_text_config()
+    text = made.get_text_config()  # its class has the defaults; what it works out itself (None there) may be left out
     names: Mapping[str, str] = getattr(text, "attribute_map", {})
     lacking = [
         name
         for name in SIZES
-        if isinstance(getattr(text, name, None), int) and name not in given and names.get(name) not in given
+        if isinstance(getattr(type(text), name, None), int) and name not in given and names.get(name) not in given
     ]
     if lacking:
         raise ProxyError(
@@ -196,4 +198,5 @@ def _widths(config: Mapping[str, Any], norms_heads: bool) -> dict[str, Any]:
         "attention_width": attention,
         "normed_width": attention - cache // 2 if norms_heads else 0,
         "kv_values": cache,
+        "positions": longest if isinstance(longest := found.get("max_position_embeddings"), int) else None,
     }

@@ -47,7 +47,9 @@ class Routing:
         checks.kind(np.ndarray, remedy, share_LE=self.share_LE)
         if self.share_LE.ndim != 2 or not self.share_LE.size:
             raise ScaleError(
-                f"routing shares of {self.source} of shape {self.share_LE.shape}", expected="(layers, experts)", remedy=remedy
+                f"routing shares of {self.source} of shape {self.share_LE.shape}",
+                expected="(layers, experts)",
+                remedy=remedy,
             )
         sums = self.share_LE.sum(axis=1)
         if not np.isfinite(sums).all() or (self.share_LE < 0).any() or not np.allclose(sums, 1.0):

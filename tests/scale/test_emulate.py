@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeproxy.errors import ScaleError
+from moeproxy.errors import MoeproxyError, ScaleError
 from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
-from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, hottest_rank, record, run_real
+from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, estimate, hottest_rank, record, run_real
 from moeproxy.scale.emulation import CATEGORIES
 from moeproxy.scale.processes import Cancelled
 from tests.scale.conftest import TINY
@@ -163,6 +163,10 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
         emulate(program, 12, 12)
     with pytest.raises(ScaleError, match="profile the proxy"):
         emulate(program, 4, 2, routing=Routing.balanced(16))
+    with pytest.raises(ScaleError, match=r"timeout is -1.*at least 0"):
+        emulate(program, 4, 2, timeout=-1.0)
+    with pytest.raises(ScaleError, match="and a routing.*leave out the routing"):
+        emulate(program, 4, 2, 0, Routing.balanced(8), "replay", recording=tmp_path)
     with pytest.raises(ScaleError, match="no recording"):
         emulate(program, 4, 2, level="replay")
     with pytest.raises(ScaleError, match="no recording can be read"):
@@ -176,6 +180,14 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
     with pytest.raises(ScaleError, match="took too long"):
         emulate(program, 4, 2, timeout=0.0)
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "vocab_size", "moe_intermediate_size", "num_attention_heads"])
+def test_no_size_is_left_to_transformers(program: GRPOProgram, size: str) -> None:
+    lacking = replace(program, config={key: value for key, value in TINY.items() if key != size})
+    for ask in (lambda: emulate(lacking, 4, 2), lambda: estimate(lacking, 4, 2)):
+        with pytest.raises(MoeproxyError, match=f"says no {size}.*add {size}"):
+            ask()
 
 
 def test_a_failure_in_the_process_is_told_with_its_place(program: GRPOProgram) -> None:

@@ -154,9 +154,10 @@ class ScalePanel:
             "load": ("Hot rank's load, %", [100, 150, 200, 300, 400, 600, 800], load),
             "n_keep": ("Experts kept", counts, n_keep or _three_eighths(counts)),
         }
-        least = {"rank": 0, "tokens": 2}  # a prompt and a completion
         return {
-            key: NumberControl(name, options, value, self.status, self._redraw, least=least.get(key, 1))
+            key: NumberControl(
+                name, options, value, self.status, self._redraw, least=0
+            )  # refused where 0 is impossible, not changed
             for key, (name, options, value) in rows.items()
         }
 

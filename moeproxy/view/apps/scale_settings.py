@@ -18,7 +18,7 @@ from moeproxy.traces.trace import Trace
 ROUTINGS = {
     "balanced": "balanced",
     "skewed": "skewed: one rank of each group gets the hot rank's load",
-    "recorded": "as uneven as a recorded RL run of the testbed, each model's own",
+    "recorded": "upper bound from a recorded RL run: its step of the largest load, busiest experts as neighbours",
 }
 _RECORDED = {"original": "original--healthy--s0--*.parquet", "proxy": "cluster-16--healthy--s0--*.parquet"}
 
