@@ -74,7 +74,8 @@ def plan_devices(
 
     Raises:
         TooLarge: not even `MOST` devices are enough.
-        ProxyError: no proxy can have so many experts.
+        ProxyError: no proxy can have so many experts, `ep` does not divide the original's, the skew is more than `ep`,
+            or sequences are longer than the model's positions.
 
     Example:
         >>> plan_devices(QWEN3_30B_A3B, RLLayout(rollout_devices=8), "Ascend-910B").devices
@@ -89,6 +90,7 @@ def plan_devices(
             expected=f"{shape.counts[0]} to {shape.counts[-1]}, {len(shape.counts)} possible counts",
             remedy="choose one that `allowed_counts` lists",
         )
+    _check_layout(shape, layout)
     before: Plan | None = None
     for number in layout.candidates(kind, MOST):
         plan = _tried(shape, layout, kind, count, number)
@@ -96,6 +98,32 @@ def plan_devices(
             return _with_reason(plan, before, layout, kind)
         before = plan
     raise _too_large(before, layout, kind)
+
+
+def _check_layout(shape: ModelShape, layout: RLLayout) -> None:
+    """Raise ProxyError unless the original's experts and positions suit the layout.
+
+    More expert-parallel ranks than experts count as one for each, and a proxy's experts as spread evenly.
+    """
+    if shape.n_experts % min(layout.ep, shape.n_experts):
+        possible = [n for n in range(1, shape.n_experts + 1) if shape.n_experts % n == 0]
+        raise ProxyError(
+            f"{shape.n_experts} experts cannot be spread evenly over {layout.ep} ranks",
+            expected=f"ep = {', '.join(map(str, possible))}",
+            remedy="choose another ep",
+        )
+    if layout.skew > layout.ep:
+        raise ProxyError(
+            f"skew is {layout.skew:g} with ep {layout.ep}",
+            expected=f"at most {layout.ep}: then one rank of each group gets every row",
+            remedy="lower the skew, or raise ep",
+        )
+    longest = layout.prompt + layout.response
+    if shape.positions is not None and longest > shape.positions:
+        raise ProxyError(
+            f"sequences of {longest:,} tokens in a model with {shape.positions:,} positions",
+            remedy="shorten prompt or response",
+        )
 
 
 def _tried(shape: ModelShape, layout: RLLayout, kind: Device, count: int, number: int) -> Plan:

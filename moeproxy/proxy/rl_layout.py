@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 from moeproxy.errors import ProxyError
@@ -71,8 +72,11 @@ class RLLayout:
 
     def __post_init__(self) -> None:
         for name in ("tp", "ep", "rollout_devices", "sequences", "prompt", "response", "concurrent"):
-            if getattr(self, name) < 1:
-                raise ProxyError(f"{name} is {getattr(self, name)}", expected="at least 1")
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+                raise ProxyError(
+                    f"{name} is {number!r}", expected="a whole number, at least 1", remedy="choose another"
+                )
         if not (0 < self.usable <= 1 and 0 < self.trainer_share < 1 and self.skew >= 0 and self.shard >= 0):
             raise ProxyError(
                 f"usable is {self.usable}, trainer_share {self.trainer_share}, skew {self.skew}, shard {self.shard}",

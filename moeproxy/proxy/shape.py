@@ -15,6 +15,22 @@ from moeproxy.proxy.cost import cost
 from moeproxy.proxy.plan import allowed_counts, possible_counts
 
 
+SIZES = (
+    "hidden_size",
+    "vocab_size",
+    "moe_intermediate_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+"""Sizes that decide memory; a config must give those that its family has."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Sizes of a MoE model in weights and widths (numbers, not bytes).
@@ -29,6 +45,7 @@ class ModelShape:
         normed_width: values of queries and keys, where the model norms each head's (Qwen3); else 0.
         kv_values: values a token leaves in a layer's key-value cache (a compressed one where the model has it).
         counts: numbers of experts that a proxy can have, the original's included.
+        positions: longest sequence; None where the config does not say.
     """
 
     n_experts: int
@@ -44,6 +61,7 @@ class ModelShape:
     normed_width: int
     kv_values: int
     counts: tuple[int, ...]
+    positions: int | None = None
 
     def params(self, n_experts: int) -> int:
         """Return the number of weights with `n_experts` experts a layer."""
@@ -102,6 +120,7 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
             expected="a complete config.json",
             remedy="give the checkpoint instead",
         ) from error
+    check_sizes(config, made)
     sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
     n_layers = int(made.get_text_config().num_hidden_layers)
     rows = {
@@ -122,6 +141,30 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
         ),
     }
     return shape, sizes
+
+
+def check_sizes(config: Mapping[str, Any], made: Any) -> None:
+    """Raise ProxyError for a size that the config does not give and transformers would take from its defaults.
+
+    Args:
+        config: what was given, a parsed `config.json`.
+        made: what transformers made of it.
+    """
+    nested = config.get("text_config")
+    given = {**(nested if isinstance(nested, Mapping) else {}), **config}
+    text = made.get_text_config()  # its class has the defaults; what it works out itself (None there) may be left out
+    names: Mapping[str, str] = getattr(text, "attribute_map", {})
+    lacking = [
+        name
+        for name in SIZES
+        if isinstance(getattr(type(text), name, None), int) and name not in given and names.get(name) not in given
+    ]
+    if lacking:
+        raise ProxyError(
+            f"the config of {config.get('model_type')} says no {', no '.join(lacking)}",
+            expected="a complete config.json: transformers' defaults are of another model",
+            remedy=f"add {', '.join(lacking)} from the model's own config.json",
+        )
 
 
 def _norms_heads(names: Iterable[str]) -> bool:
@@ -155,4 +198,5 @@ def _widths(config: Mapping[str, Any], norms_heads: bool) -> dict[str, Any]:
         "attention_width": attention,
         "normed_width": attention - cache // 2 if norms_heads else 0,
         "kv_values": cache,
+        "positions": longest if isinstance(longest := found.get("max_position_embeddings"), int) else None,
     }

@@ -4,10 +4,11 @@ from moeproxy.scale.chakra import write_chakra
 from moeproxy.scale.emulate import emulate, record, run_real
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.estimate import estimate
+from moeproxy.scale.hottest import hottest_rank
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.recording import Recording
-from moeproxy.scale.routing import Routing, hottest_rank
+from moeproxy.scale.routing import Routing
 from moeproxy.scale.timing import device_time, recorded_time
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Two c10d backends, registered through torch's own extension point: one records a real run, one plays it back.
+"""c10d backends, registered through torch's own extension point: one records a real run, one plays it back, one is
+virtual for a rank that really computes.
 
 `moeproxy-record` is gloo with a note of what every collective returned and how long it took. `moeproxy-replay` gives
 that back: the chosen rank runs the unmodified program, the others are virtual participants (as in PrismLLM, arXiv
@@ -24,7 +25,7 @@ from torch.futures import Future
 
 from moeproxy.errors import ScaleError
 
-RECORD, REPLAY = "moeproxy-record", "moeproxy-replay"
+RECORD, REPLAY, VIRTUAL = "moeproxy-record", "moeproxy-replay", "moeproxy-virtual"
 
 
 @dataclass
@@ -157,6 +158,31 @@ class ReplayGroup(_Group):
         return _finished(list(outs))
 
 
+class VirtualGroup(dist.ProcessGroup):
+    """torch's `fake` group, but a rank may have no row to send in an exchange: torch's own refuses that.
+
+    Only the exchange is overridden: all else goes its ordinary way, past the meter.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
+        fake = FakeProcessGroup._create_internal(rank, size)
+        self._plain = dist.ProcessGroup(rank, size)  # pyright: ignore[reportCallIssue]
+        for group in (self, self._plain):
+            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, fake)
+
+    def getBackendName(self) -> str:
+        return VIRTUAL
+
+    def alltoall_base(self, out: Any, given: Any, received: Any, sent: Any, opts: Any = None) -> Any:
+        if out.numel() and given.numel():
+            return self._plain.alltoall_base(out, given, received, sent, *([] if opts is None else [opts]))
+        with torch.no_grad():
+            return _finished([out.zero_()])
+
+    all_to_all_single: Any = alltoall_base
+
+
 def _finished(outs: list[torch.Tensor]) -> Any:
     future: Any = Future()
     future.set_result(outs)
@@ -164,7 +190,7 @@ def _finished(outs: list[torch.Tensor]) -> Any:
 
 
 def register() -> None:
-    """Make both backends known to torch.distributed, with empty logs."""
+    """Make the backends known to torch.distributed, with empty logs."""
     LOG.clear()
     met: list[str] = []
 
@@ -184,5 +210,11 @@ def register() -> None:
         group._set_group_name(options.group_id)
         return group
 
+    def virtually(options: Any, _backend: Any = None) -> Any:
+        group = VirtualGroup(options.group_rank, options.group_size)
+        group._set_group_name(options.group_id)
+        return group
+
     dist.Backend.register_backend(RECORD, recording, extended_api=True, devices=["cpu"])
     dist.Backend.register_backend(REPLAY, replaying, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(VIRTUAL, virtually, extended_api=True, devices=["cpu"])

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 from moeproxy.errors import ScaleError
 from moeproxy.files import atomic_dir, provenance
+from moeproxy.scale import checks
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.processes import call
 from moeproxy.scale.program import GRPOProgram
-from moeproxy.scale.recording import Recording, write_index
+from moeproxy.scale.recording import Recording, checksum, rank_file, write_index
 from moeproxy.scale.routing import Routing
 
 Level = Literal["fake", "exec", "replay"]
@@ -40,6 +41,7 @@ def emulate(
     - "exec": the rank really computes; the others' answers have the right shapes and arbitrary values. Bytes as
       "fake", and times.
     - "replay": the rank of a recorded run again, alone, with the recorded answers: losses and weights bit for bit.
+      A changed file is refused; other results than recorded (another machine, another torch) stand in `differs`.
 
     Args:
         program: the update step.
@@ -61,18 +63,21 @@ def emulate(
         >>> emulate(program, world=1024, ep=64)
         Emulation(rank 0 of 1024, ep 64, fake, balanced; peak 6.45 GiB in forward)
     """
+    _check_kinds(program, routing, timeout)
     layout = Layout(world, ep, rank)
     layout.check_experts(program.n_experts)
     if level not in get_args(Level):
         raise ScaleError(f"level is {level!r}", expected=f"one of {', '.join(get_args(Level))}")
     if (level == "replay") != (recording is not None) or (level == "replay" and routing is not None):
         raise ScaleError(
-            f"level {level!r} with {'a' if recording is not None else 'no'} recording",
+            f"level {level!r} with {'a' if recording is not None else 'no'} recording and "
+            f"{'a' if routing is not None else 'no'} routing",
             expected="a recording, and no routing, for 'replay'; no recording for the others",
+            remedy="leave out the routing for 'replay' (it is in the recording), and the recording for the others",
         )
     if recording is not None:
         return _replayed(program, layout, recording, cancel, timeout)
-    _at_least_one(repeats=repeats)
+    checks.whole(1, repeats=repeats)
     source = routing or Routing.balanced(program.n_experts)
     check_routing(source, program, layout)
     request = {"program": program.to_dict(), "layout": layout, "routing": source.to_dict(), "level": level}
@@ -80,10 +85,12 @@ def emulate(
     return call("emulate", [request], cancel=cancel, timeout=timeout)[0]
 
 
-def _at_least_one(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < 1:
-            raise ScaleError(f"{name} is {number}", expected="at least 1")
+def _check_kinds(program: GRPOProgram, routing: Routing | None, timeout: float | None) -> None:
+    checks.kind(GRPOProgram, "pass GRPOProgram(json.loads(config_text), prompt=..., completion=...)", program=program)
+    if routing is not None:
+        checks.kind(Routing, "pass Routing.balanced(n_experts), .skewed, .from_profile or .from_trace", routing=routing)
+    if timeout is not None:
+        checks.real(0, timeout=timeout)
 
 
 def check_routing(routing: Routing, program: GRPOProgram, layout: Layout) -> None:
@@ -99,13 +106,16 @@ def check_routing(routing: Routing, program: GRPOProgram, layout: Layout) -> Non
 def _replayed(program: GRPOProgram, layout: Layout, given: Any, cancel: Any, timeout: float | None) -> Emulation:
     recording = given if isinstance(given, Recording) else Recording.open(given)
     recording.check(program, layout)
+    recording.check_rank(layout.rank)
     request = {
         "program": program.to_dict(),
         "layout": layout,
         "folder": str(recording.path),
         "steps": recording.steps,
     }
-    return call("replay", [request], cancel=cancel, timeout=timeout)[0]
+    found: Emulation = call("replay", [request], cancel=cancel, timeout=timeout)[0]
+    told = {name: getattr(found, name) for name in ("losses", "logprobs", "weights")}
+    return replace(found, differs=recording.differences(layout.rank, **told))
 
 
 def run_real(
@@ -129,7 +139,8 @@ def run_real(
             of other threads.
         cancel, timeout: as in `emulate`.
     """
-    _at_least_one(steps=steps, repeats=repeats)
+    _check_kinds(program, None, timeout)
+    checks.whole(1, steps=steps, repeats=repeats)
     found = _ranks(program, Layout(world, ep), steps, repeats, None, cancel, timeout)
     return [(result, _routing(program, notes, result.rank)) for result, notes in found]
 
@@ -155,7 +166,8 @@ def record(
     Raises:
         ScaleError: `path` exists, or a rank failed.
     """
-    _at_least_one(steps=steps)
+    _check_kinds(program, None, timeout)
+    checks.whole(1, steps=steps)
     if Path(path).exists():
         raise ScaleError("exists already", where=path, remedy="remove it or choose another path")
     with atomic_dir(path) as folder:
@@ -170,6 +182,7 @@ def record(
             logprobs=[result.logprobs for result in found],
             weights=[result.weights for result in found],
             seconds=[result.seconds for result in found],
+            checksums=[checksum(rank_file(folder, rank)) for rank in range(world)],
             provenance={**provenance(), "machine": found[0].provenance["machine"]},
         )
     return Recording.open(path)

@@ -79,6 +79,7 @@ class Emulation:
         seconds: wall time of real steps; empty for "fake".
         losses, logprobs, weights: loss and mean log-prob of each step and SHA-256 of the final weights, where a run was
             replayed or recorded.
+        differs: which of these a replay did not reproduce bit for bit.
         rss_bytes, wall_seconds: what the emulation itself cost.
         provenance: versions, command, machine, time.
     """
@@ -106,6 +107,7 @@ class Emulation:
     losses: tuple[float, ...] = ()
     logprobs: tuple[float, ...] = ()
     weights: str = ""
+    differs: tuple[str, ...] = ()
     rss_bytes: int = 0
     wall_seconds: float = 0.0
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -136,8 +138,8 @@ class Emulation:
                 raise ValueError("another format version")
             stored["holders"] = tuple(Holder(**item) for item in stored["holders"])
             stored["traffic"] = tuple(Traffic(**item) for item in stored["traffic"])
-            for name in ("phases", "allocator_bytes", "seconds", "losses", "logprobs"):
-                stored[name] = tuple(stored[name])
+            for name in ("phases", "allocator_bytes", "seconds", "losses", "logprobs", "differs"):
+                stored[name] = tuple(stored.get(name, ()) if name == "differs" else stored[name])
             columns = len(CATEGORIES)
             stored["timeline_PC"] = np.array(stored["timeline_PC"], np.int64).reshape(-1, columns)
             stored["phase_P"] = np.array(stored["phase_P"], np.int64)
@@ -149,7 +151,8 @@ class Emulation:
 
     def __repr__(self) -> str:
         where = f"rank {self.rank} of {self.world}, ep {self.ep}, {self.level}"
-        return f"Emulation({where}, {self.routing}; peak {gib(self.peak_bytes)} in {self.peak_phase})"
+        differs = f"; differs from the recording: {', '.join(self.differs)}" if self.differs else ""
+        return f"Emulation({where}, {self.routing}; peak {gib(self.peak_bytes)} in {self.peak_phase}{differs})"
 
     def _repr_html_(self) -> str:
         rows = [(name, gib(self.peak[name])) for name in CATEGORIES]
@@ -157,6 +160,7 @@ class Emulation:
             ("peak", gib(self.peak_bytes)),
             ("arises in", f"{self.peak_phase}, {self.peak_module or 'outside any module'}"),
             ("routing", self.routing),
+            *([("differs from the recording", ", ".join(self.differs))] if self.differs else []),
             ("collectives", f"{sum(t.count for t in self.traffic)}, {gib(self.communicated)}"),
             *((f"scratch of {name}, apart", gib(size)) for name, size in self.scratch_bytes.items()),
             *((f"peak with {name}'s scratch", gib(size)) for name, size in self.whole_bytes.items()),

@@ -16,6 +16,7 @@ from moeproxy.errors import ScaleError
 from moeproxy.proxy.rl_layout import RLLayout
 from moeproxy.proxy.shape import ModelShape
 from moeproxy.proxy.terms import training_terms
+from moeproxy.scale import checks
 from moeproxy.scale.emulation import CATEGORIES, gib
 from moeproxy.scale.layout import Layout, divisors
 from moeproxy.scale.program import GRPOProgram
@@ -73,6 +74,13 @@ def estimate(program: GRPOProgram, world: int, ep: int = 1, load: float = 1.0) -
         'forward'
     """
     Layout(world, ep).check_experts(program.n_experts)
+    checks.real(0, load=load)
+    if load > ep * (1 + 1e-9):
+        raise ScaleError(
+            f"a load of {load:g} x the mean over {ep} ranks",
+            expected=f"0 to {ep}: then the rank gets every row",
+            remedy="pass what `rank_loads` returns",
+        )
     terms = training_terms(_shape(program), _layout(program, ep, load), program.n_experts, world)
     moment = max(terms, key=lambda name: sum(terms[name].values()))
     peak: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from moeproxy.errors import ScaleError
+from moeproxy.scale import checks
 
 _MOST = 16
 """Possible sizes that an error lists."""
@@ -29,6 +30,7 @@ class Layout:
     rank: int = 0
 
     def __post_init__(self) -> None:
+        checks.whole(world=self.world, ep=self.ep, rank=self.rank)
         if self.world < 2:
             raise ScaleError(f"a world of {self.world}", expected="at least 2 ranks")
         if self.ep < 1 or self.world % self.ep:

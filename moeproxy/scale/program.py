@@ -11,6 +11,7 @@ from moeproxy.errors import ScaleError
 from moeproxy.experts.config import Counts
 from moeproxy.experts.families import Family, family_of, lookup
 from moeproxy.proxy.plan import possible_counts
+from moeproxy.scale import checks
 
 PHASES = ("old log-probs", "forward", "loss", "backward", "optimizer")
 
@@ -32,7 +33,7 @@ class GRPOProgram:
         seed: of weights and tokens.
 
     Raises:
-        ScaleError: a size is impossible, or the model's family is unknown.
+        ScaleError: a value is of the wrong type, a size is impossible, or the model's family is unknown.
 
     Example:
         >>> GRPOProgram(QWEN3_30B_A3B, sequences=1, prompt=1024, completion=3072).sliced(4)
@@ -52,11 +53,17 @@ class GRPOProgram:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "prompt", "completion", "micro_batches"):
-            if getattr(self, name) < 1:
-                raise ScaleError(f"{name} is {getattr(self, name)}", expected="at least 1")
-        if not self.temperature > 0:
-            raise ScaleError(f"temperature is {self.temperature}", expected="a positive number")
+        checks.config(self.config)
+        checks.whole(
+            1,
+            sequences=self.sequences,
+            prompt=self.prompt,
+            completion=self.completion,
+            micro_batches=self.micro_batches,
+        )
+        checks.whole(0, seed=self.seed)
+        checks.real(0, learning_rate=self.learning_rate, clip=self.clip)
+        checks.real(0, above=True, temperature=self.temperature, max_norm=self.max_norm)
         longest = self.config.get("max_position_embeddings")
         if isinstance(longest, int) and self.tokens > longest:
             raise ScaleError(
@@ -66,6 +73,9 @@ class GRPOProgram:
         self._check_config()
 
     def _check_config(self) -> None:
+        for key in ("hidden_size", "vocab_size", "moe_intermediate_size", "num_attention_heads"):
+            if (size := lookup(self.config, key)) is not None:
+                checks.whole(1, **{key: size})
         if not isinstance(self.n_experts, int) or self.n_experts < 1:
             raise ScaleError(
                 f"the config of {self.family.model_type} says no number of experts",
@@ -76,6 +86,7 @@ class GRPOProgram:
                 f"the config of {self.family.model_type} says no number of layers",
                 expected=f"one of the keys {', '.join(self.family.layer_keys)}",
             )
+        checks.whole(1, **{self._layer_key(): self.n_layers})
         chosen = lookup(self.config, self.family.top_k_key)
         if not isinstance(chosen, int) or not 1 <= chosen <= self.n_experts:
             raise ScaleError(
@@ -118,6 +129,7 @@ class GRPOProgram:
 
         A slice answers in seconds what the whole depth answers in minutes; embeddings, head and loss stay whole.
         """
+        checks.whole(layers=layers)
         if not 1 <= layers <= self.n_layers:
             raise ScaleError(f"a slice of {layers} layers", expected=f"1 to {self.n_layers}")
         changed = {self._layer_key(): layers}
@@ -137,6 +149,7 @@ class GRPOProgram:
         Raises:
             ScaleError: no proxy can have so many, or the config nests its counts.
         """
+        checks.whole(n_keep=n_keep)
         if n_keep not in (possible := self.possible_counts):
             near = sorted(possible, key=lambda count: abs(count - n_keep))[:2]
             raise ScaleError(

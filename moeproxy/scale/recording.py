@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Recording:
         weights: SHA-256 of the final shards, by rank.
         seconds: wall time of every step, by rank.
         provenance: versions, machine, time.
+        checksums: SHA-256 of each rank's file; empty in recordings of earlier versions.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Recording:
     weights: tuple[str, ...]
     seconds: tuple[tuple[float, ...], ...]
     provenance: Mapping[str, Any]
+    checksums: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: str | Path) -> Recording:
@@ -58,6 +61,7 @@ class Recording:
             for name in ("losses", "logprobs", "seconds"):
                 stored[name] = tuple(map(tuple, stored[name]))
             stored["weights"] = tuple(stored["weights"])
+            stored["checksums"] = tuple(stored.get("checksums", ()))
             return cls(folder, **stored)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ScaleError(
@@ -73,6 +77,32 @@ class Recording:
                 remedy="use the recording's own program, world and ep, or record again",
                 where=self.path,
             )
+
+    def check_rank(self, rank: int) -> None:
+        """Raise ScaleError unless the file of a rank's collectives is the one that was recorded."""
+        if not self.checksums:
+            return
+        file = self.rank_file(rank)
+        try:
+            found = checksum(file)
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        if found != self.checksums[rank]:
+            raise ScaleError(
+                f"the file was changed since it was recorded (SHA-256 {found[:12]})",
+                expected=self.checksums[rank][:12],
+                remedy="copy the recording again from where it was made, or record the run again",
+                where=file,
+            )
+
+    def differences(self, rank: int, **found: Any) -> tuple[str, ...]:
+        """Return the names of those results of a replay that are not, bit for bit, what the rank recorded.
+
+        Args:
+            rank: which one.
+            found: `losses`, `logprobs` or `weights` of the replay.
+        """
+        return tuple(name for name, value in found.items() if value != getattr(self, name)[rank])
 
     def rank_file(self, rank: int) -> Path:
         """Return the file of a rank's collectives."""
@@ -100,6 +130,12 @@ class Recording:
     def size(self) -> int:
         """Return the bytes on disk."""
         return sum(file.stat().st_size for file in self.path.iterdir())
+
+
+def checksum(file: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def rank_file(folder: Path, rank: int) -> Path:

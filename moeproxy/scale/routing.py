@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from jaxtyping import Float
 
 from moeproxy.errors import ScaleError
 from moeproxy.experts.statistics import ExpertProfile
+from moeproxy.scale import checks
 from moeproxy.scale.layout import Layout, divisors
 from moeproxy.scale.rounding import integers
 from moeproxy.traces.trace import Trace
@@ -41,9 +43,13 @@ class Routing:
     exact: tuple[tuple[Counts, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        if not self.share_LE.size:
+        remedy = "pass shares of shape (layers, experts); one row stands for every layer"
+        checks.kind(np.ndarray, remedy, share_LE=self.share_LE)
+        if self.share_LE.ndim != 2 or not self.share_LE.size:
             raise ScaleError(
-                f"routing shares of {self.source} of shape {self.share_LE.shape}", expected="(layers, experts)"
+                f"routing shares of {self.source} of shape {self.share_LE.shape}",
+                expected="(layers, experts)",
+                remedy=remedy,
             )
         sums = self.share_LE.sum(axis=1)
         if not np.isfinite(sums).all() or (self.share_LE < 0).any() or not np.allclose(sums, 1.0):
@@ -60,6 +66,7 @@ class Routing:
     @classmethod
     def balanced(cls, n_experts: int) -> Routing:
         """Every expert gets the same."""
+        checks.whole(1, n_experts=n_experts)
         return cls("balanced", np.full((1, n_experts), 1 / n_experts))
 
     @classmethod
@@ -73,6 +80,8 @@ class Routing:
             ep_rank: the one that gets more (or, below 1, less).
         """
         _check_spread(n_experts, ep)
+        checks.whole(ep_rank=ep_rank)
+        checks.kind(Real, "pass a number", factor=factor)
         if not 0 <= ep_rank < ep:
             raise ScaleError(f"a skew of expert-parallel rank {ep_rank}", expected=f"0 to {ep - 1}")
         if ep == 1 and factor != 1:
@@ -184,45 +193,9 @@ class Routing:
 
 
 def _check_spread(n_experts: int, ep: int) -> None:
+    checks.whole(n_experts=n_experts, ep=ep)
     if ep < 1 or n_experts % ep:
         raise ScaleError(
             f"{n_experts} experts cannot be spread evenly over {ep} ranks",
             expected=f"one of {', '.join(map(str, divisors(n_experts)))}",
         )
-
-
-def hottest_rank(routing: Routing, layout: Layout, *, n_layers: int, checkpointing: bool = False) -> int:
-    """Return the rank of the whole world that holds most at its peak.
-
-    It gets the most rows: without checkpointing every layer's rows are alive when the backward pass begins, so their
-    sum counts; with it the busiest single layer does. And it is in the first expert-parallel group: FSDP2's first
-    shards are the largest ones, and among more ranks than experts the later ones hold no expert at all.
-
-    Args:
-        routing: shares by layer.
-        layout: world and expert parallelism.
-        n_layers: MoE layers of the model.
-        checkpointing: whether activations are recomputed.
-
-    Raises:
-        ScaleError: the routing is exact counts of one rank.
-    """
-    load_R = rank_loads(routing, layout.ep, n_layers, checkpointing)
-    return int(np.argmax(np.round(load_R, 12)))  # rounded: equal loads must not be told apart by the last bit
-
-
-def rank_loads(routing: Routing, ep: int, n_layers: int, checkpointing: bool = False) -> Float[np.ndarray, " R"]:
-    """Return the rows that decide each expert-parallel rank's peak, over the mean: of all layers, or of the worst one.
-
-    Args:
-        routing, n_layers, checkpointing: as in `hottest_rank`.
-        ep: ranks over which experts are spread.
-    """
-    if routing.exact:
-        raise ScaleError(
-            "exact counts belong to one rank, which cannot be compared with others",
-            remedy="take the routing from a profile or a trace",
-        )
-    share_LR = routing.rank_shares(ep)
-    rows = share_LR[np.arange(n_layers) % len(share_LR)]
-    return (rows.max(axis=0) if checkpointing else rows.mean(axis=0)) * ep

@@ -39,7 +39,7 @@ def emulate(
     source = Routing.from_dict(routing)
     _prepare()
     dispatch.VirtualExchange.routing, dispatch.VirtualExchange.layout = source, layout
-    virtual.join_virtual(layout)
+    virtual.join_virtual(layout, "fake" if level == "fake" else backends.VIRTUAL)
     plan = distributed_plan(asked, layout, "virtual")
     with virtual.tensors(fake=level == "fake"):
         training = Training(asked, layout, plan)

@@ -18,6 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from trl.trainer.utils import selective_log_softmax
 
 from moeproxy.errors import ScaleError
+from moeproxy.proxy.shape import check_sizes
 from moeproxy.scale import attention
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
@@ -48,6 +49,7 @@ class Training:
         config = model_config(program)
         built = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
         built.set_experts_implementation("grouped_mm")
+        _share_tied_weights_in_the_root(built)
         self.model: PreTrainedModel = type(built).maybe_distribute_model(built, *plan)
         if program.checkpointing:
             self.model.activation_checkpointing_enable({"use_reentrant": False})
@@ -112,10 +114,30 @@ class Training:
         return [t for one in self.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
 
 
+def _share_tied_weights_in_the_root(model: PreTrainedModel) -> None:
+    """Leave embedding and head to the model's own FSDP group, where they are one weight.
+
+    transformers 5.24 shards the embedding apart and leaves the head to the root; FSDP2 of torch 2.13 refuses a weight in
+    two groups. In the root it is gathered once and stays whole until its gradient is summed.
+    """
+    if not getattr(model, "all_tied_weights_keys", None):
+        return
+    resolve: Any = model._resolve_parallel_plans
+    tied = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = [name for name, module in model.named_modules() if any(module is one for one in tied)]
+
+    def resolved(wanted: DistributedConfig) -> tuple[Any, Any, dict[str, str]]:
+        tensor, expert, sharded = resolve(wanted)
+        return tensor, expert, {name: style for name, style in sharded.items() if name not in names}
+
+    model._resolve_parallel_plans = resolved  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def model_config(program: GRPOProgram) -> Any:
     """Return the transformers config of the program's model."""
     settings = {k: v for k, v in program.config.items() if k not in ("model_type", "quantization_config", "auto_map")}
     config = AutoConfig.for_model(program.family.model_type, **settings)
+    check_sizes(program.config, config)
     config.use_cache = False
     if hasattr(config, "output_router_logits"):
         config.output_router_logits = False

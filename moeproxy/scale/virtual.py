@@ -21,9 +21,14 @@ from moeproxy.scale.layout import Layout
 _MESH_METHODS = ("__getitem__", "__init__", "_flatten", "_unflatten", "get_coordinate")
 
 
-def join_virtual(layout: Layout) -> None:
-    """Make this process one rank of a world whose other ranks answer nothing and cost nothing."""
-    dist.init_process_group("fake", rank=layout.rank, world_size=layout.world, store=FakeStore())
+def join_virtual(layout: Layout, backend: str = "fake") -> None:
+    """Make this process one rank of a world whose other ranks answer nothing and cost nothing.
+
+    Args:
+        layout: world and rank.
+        backend: torch's own, or for real tensors `backends.VIRTUAL`.
+    """
+    dist.init_process_group(backend, rank=layout.rank, world_size=layout.world, store=FakeStore())
     _fsdp_param._chunk_with_empty = _Chunks  # pyright: ignore[reportPrivateImportUsage]
 
 

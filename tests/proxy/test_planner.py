@@ -58,6 +58,56 @@ def test_a_checkpoint_and_its_config_have_the_same_shape(name: str) -> None:
     assert counted.params(8) == cost(checkpoint, 8).params
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"ep": 12}, "128 experts cannot be spread evenly over 12 ranks.*ep = 1, 2, 4, 8"),
+        ({"ep": 100}, "over 100 ranks"),
+        ({"skew": 1000.0}, "skew is 1000 with ep 8.*at most 8"),
+        ({"response": 40_449}, "40,961 tokens in a model with 40,960 positions"),
+    ],
+)
+def test_impossible_layouts_are_refused(qwen3: ModelShape, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProxyError, match=words):
+        plan_devices(qwen3, RLLayout(**wrong), "H100")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1.5, "512", None, True])
+def test_lengths_are_whole_numbers(number: Any) -> None:
+    layout = object.__new__(RLLayout)  # past the test suite's own check of argument types
+    object.__setattr__(layout, "prompt", number)
+    with pytest.raises(ProxyError, match="prompt is .*a whole number, at least 1"):
+        layout.__post_init__()
+
+
+def test_sensitive_assumptions_behind_the_papers_pairs(qwen3: ModelShape, deepseek: ModelShape) -> None:
+    """PLANNER.md's list: what moves the four numbers, and that both proxies' are one rollout instance."""
+    pairs = ((qwen3, NODE, 128), (qwen3, NODE, 48), (deepseek, APART, 256), (deepseek, APART, 16))
+
+    def devices(**changes: Any) -> list[int | None]:
+        found: list[int | None] = []
+        for shape, layout, count in pairs:
+            try:
+                found.append(plan_devices(shape, replace(layout, **changes), "Ascend-910C-die", count).devices)
+            except TooLarge:
+                found.append(None)
+        return found
+
+    assert devices() == devices(concurrent=128) == devices(ep=8) == devices(ep=64) == [16, 8, 512, 64]
+    assert devices(usable=0.95) == [8, 8, 512, 64]
+    assert devices(concurrent=256) == [32, 8, None, 64]
+    assert devices(ep=1) == [16, 8, None, 64]
+    for shape, layout, count in (pairs[1], pairs[3]):
+        assert "the layout" in plan_devices(shape, layout, "Ascend-910C-die", count).binding
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "vocab_size", "moe_intermediate_size", "num_key_value_heads"])
+@pytest.mark.parametrize("config", [QWEN3_30B_A3B, DEEPSEEK_V3], ids=["qwen3", "deepseek"])
+def test_sizes_left_to_transformers_defaults_are_refused(config: dict[str, Any], size: str) -> None:
+    with pytest.raises(ProxyError, match=f"says no {size}"):
+        ModelShape.of({key: value for key, value in config.items() if key != size})
+
+
 def test_terms_by_hand() -> None:
     shape = ModelShape(
         n_experts=8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -11,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moeproxy.errors import ScaleError
+from moeproxy.errors import MoeproxyError, ScaleError
 from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
-from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, hottest_rank, record, run_real
+from moeproxy.scale import Emulation, GRPOProgram, Layout, Routing, emulate, estimate, hottest_rank, record, run_real
 from moeproxy.scale.emulation import CATEGORIES
 from moeproxy.scale.processes import Cancelled
 from tests.scale.conftest import TINY
 
+MODELS = Path(__file__).resolve().parents[2] / "data" / "models"
 LONG = GRPOProgram(TINY, sequences=4, prompt=128, completion=128)
 
 
@@ -77,6 +79,28 @@ def test_more_ranks_than_experts_pad_every_expert() -> None:
     assert many.peak_bytes > few.peak_bytes, "more ranks, yet more memory on each"
 
 
+@pytest.mark.parametrize("family", ["qwen3-moe-tiny", "deepseek-v3-tiny"])
+def test_the_shipped_models_with_tied_weights(family: str) -> None:
+    config = json.loads((MODELS / family / "config.json").read_text())
+    assert config["tie_word_embeddings"]
+    tied, apart = (
+        emulate(GRPOProgram({**config, "tie_word_embeddings": one}, prompt=8, completion=8), 4, 2)
+        for one in (True, False)
+    )
+    head = config["vocab_size"] * config["hidden_size"]
+    assert apart.peak["parameters"] - tied.peak["parameters"] == head, "4 bytes a weight over 4 ranks"
+    assert tied.flops == apart.flops
+
+
+@pytest.mark.parametrize(("factor", "rank"), [(4.0, 1), (4.0, 0), (0.0, 0)])
+def test_a_rank_without_rows_executes_as_it_pretends(factor: float, rank: int) -> None:
+    program, routing = GRPOProgram(TINY, prompt=8, completion=8), Routing.skewed(8, factor, ep=4)
+    fake, executed = (emulate(program, 4, 4, rank, routing, level, repeats=1) for level in ("fake", "exec"))
+    assert (fake.timeline_PC == executed.timeline_PC).all()
+    assert fake.traffic == executed.traffic
+    assert len(executed.seconds) == 1
+
+
 def test_skew_doubles_the_hot_ranks_peak() -> None:
     peaks = [emulate(LONG, 16, 4, 1, Routing.skewed(8, factor, ep=4, ep_rank=1)).peak_bytes for factor in (1.0, 4.0)]
     assert peaks[1] > 1.8 * peaks[0]
@@ -91,6 +115,17 @@ def test_the_hottest_rank_is_the_one_with_the_highest_peak() -> None:
     assert max(peaks, key=peaks.__getitem__) == hottest
     # 4 experts lie on 8 ranks: those of the last group hold none.
     assert peaks[hottest] > peaks[14 + hottest]
+
+
+def test_the_hottest_rank_where_layers_differ() -> None:
+    """Rank 0 gets most over all layers, but rank 1 in the last one, whose rows are there twice at the peak."""
+    config = {**TINY, "num_hidden_layers": 4, "moe_intermediate_size": 128, "vocab_size": 64}
+    uneven = GRPOProgram(config, sequences=4, prompt=127, completion=1)
+    rows = [[0.32, 0.165, 0.2575, 0.2575]] * 3 + [[0.04, 0.50, 0.23, 0.23]]
+    routing = Routing("made up", np.repeat(np.array(rows) / 2, 2, axis=1))
+    peaks = [emulate(uneven, 4, 4, rank, routing).peak_bytes for rank in range(4)]
+    for program in (None, uneven):
+        assert hottest_rank(routing, Layout(4, 4), n_layers=4, program=program) == int(np.argmax(peaks)) == 1
 
 
 def test_recomputing_and_smaller_proxies_save_memory(program: GRPOProgram, balanced: Emulation) -> None:
@@ -128,6 +163,10 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
         emulate(program, 12, 12)
     with pytest.raises(ScaleError, match="profile the proxy"):
         emulate(program, 4, 2, routing=Routing.balanced(16))
+    with pytest.raises(ScaleError, match=r"timeout is -1.*at least 0"):
+        emulate(program, 4, 2, timeout=-1.0)
+    with pytest.raises(ScaleError, match="and a routing.*leave out the routing"):
+        emulate(program, 4, 2, 0, Routing.balanced(8), "replay", recording=tmp_path)
     with pytest.raises(ScaleError, match="no recording"):
         emulate(program, 4, 2, level="replay")
     with pytest.raises(ScaleError, match="no recording can be read"):
@@ -141,6 +180,14 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
     with pytest.raises(ScaleError, match="took too long"):
         emulate(program, 4, 2, timeout=0.0)
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "vocab_size", "moe_intermediate_size", "num_attention_heads"])
+def test_no_size_is_left_to_transformers(program: GRPOProgram, size: str) -> None:
+    lacking = replace(program, config={key: value for key, value in TINY.items() if key != size})
+    for ask in (lambda: emulate(lacking, 4, 2), lambda: estimate(lacking, 4, 2)):
+        with pytest.raises(MoeproxyError, match=f"says no {size}.*add {size}"):
+            ask()
 
 
 def test_a_failure_in_the_process_is_told_with_its_place(program: GRPOProgram) -> None:

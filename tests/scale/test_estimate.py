@@ -58,5 +58,7 @@ def test_the_smallest_change_of_a_kind_is_named() -> None:
 
 
 def test_impossible_worlds_are_refused() -> None:
+    with pytest.raises(ScaleError, match="load of 100 x the mean over 16 ranks"):
+        estimate(GRPOProgram(QWEN3_30B_A3B), 64, 16, load=100.0)
     with pytest.raises(ScaleError, match="does not divide"):
         estimate(PROGRAM, 1024, 12)

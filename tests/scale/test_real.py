@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from moeproxy.errors import ScaleError
 from moeproxy.scale import Emulation, GRPOProgram, Recording, Routing, emulate, record, run_real
@@ -34,6 +39,18 @@ def test_the_prediction_is_the_measurement(
     assert 0 <= beyond <= (real.scratch_bytes["gloo"] or 0)
     assert fake.whole_bytes == real.whole_bytes
     assert fake.whole_bytes["gloo"] == pytest.approx(real.allocator_bytes[0], rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "ep"), [(2, 2), (2, 1)])
+def test_tied_weights_are_predicted_too(program: GRPOProgram, world: int, ep: int) -> None:
+    tied = replace(program, config={**program.config, "tie_word_embeddings": True})
+    for rank, (real, routing) in enumerate(run_real(tied, world, ep, repeats=2, timeout=240)):
+        fake = emulate(tied, world, ep, rank, routing if ep > 1 else None)
+        assert fake.peak_bytes == pytest.approx(real.peak_bytes, rel=1e-4)
+        assert fake.peak == real.peak
+        assert fake.traffic == real.traffic
+        assert fake.whole_bytes["gloo"] == pytest.approx(real.allocator_bytes[0], rel=0.03)
 
 
 @pytest.mark.slow
@@ -69,8 +86,31 @@ def test_a_recorded_rank_runs_again_alone_bit_for_bit(program: GRPOProgram, reco
     assert alone.losses == recording.losses[rank]
     assert alone.weights == recording.weights[rank]
     assert alone.logprobs == recording.logprobs[rank]
+    assert alone.differs == ()
     assert len(set(alone.logprobs)) == 3, "the weights moved"
     assert len(set(recording.weights)) == 4, "each rank has shards of its own"
+
+
+@pytest.mark.slow
+def test_a_damaged_recording_is_refused_or_told(program: GRPOProgram, recording: Recording, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(recording.path, damaged)
+    file = damaged / recording.rank_file(0).name
+    with safe_open(file, framework="pt") as stored:
+        found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        metadata = stored.metadata()
+    name = next(name for name, values in found.items() if values.dtype == torch.float32 and values.numel() > 100)
+    found[name] += 1.0
+    save_file(found, file, metadata=metadata)
+    with pytest.raises(ScaleError, match="was changed since it was recorded"):
+        emulate(program, 4, 2, 0, level="replay", recording=damaged)
+    # A recording of an earlier version has no checksums: then the results tell.
+    index = json.loads((damaged / "recording.json").read_text())
+    del index["checksums"]
+    (damaged / "recording.json").write_text(json.dumps(index))
+    alone = emulate(program, 4, 2, 0, level="replay", recording=damaged)
+    assert "weights" in alone.differs
+    assert "differs from the recording" in repr(alone)
 
 
 @pytest.mark.slow

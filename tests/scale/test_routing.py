@@ -16,7 +16,7 @@ from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
 from moeproxy.scale import Layout, Routing, hottest_rank
 from moeproxy.scale.rounding import integers
-from moeproxy.scale.routing import rank_loads
+from moeproxy.scale.hottest import AGAIN, BESIDE, rank_loads
 from moeproxy.scale.routing_trace import loads
 from moeproxy.traces.trace import RunInfo, Trace, load_dir
 
@@ -104,14 +104,20 @@ def test_a_profile_gives_its_loads() -> None:
 
 
 def test_the_hot_rank_is_that_of_the_sum_or_of_the_worst_layer() -> None:
-    # Rank 1 has most over all layers, rank 0 the busiest single layer.
+    # Rank 1 has most over all layers (and again the last layer's), rank 0 the busiest single layer.
     share_LE = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.45, 0.2, 0.25], [0.1, 0.45, 0.2, 0.25]])
     routing = Routing("made up", share_LE)
     layout = Layout(8, 4, 6)
     assert hottest_rank(routing, layout, n_layers=3) == 1
     assert hottest_rank(routing, layout, n_layers=3, checkpointing=True) == 0
     assert hottest_rank(Routing.balanced(8), layout, n_layers=2) == 0, "the first group has the largest shards"
-    assert rank_loads(routing, 4, 3).tolist() == pytest.approx([4 * 0.7 / 3, 4 * 1.2 / 3, 4 * 0.6 / 3, 4 * 0.5 / 3])
+    last = [0.7 + 0.1 * AGAIN, 1.2 + 0.45 * AGAIN, 0.6 + 0.2 * AGAIN, 0.5 + 0.25 * AGAIN]
+    assert rank_loads(routing, 4, 3).tolist() == pytest.approx([4 * one / (3 + AGAIN) for one in last])
+    # A layer without any row: the peak is in the backward pass of the one before.
+    early = Routing("early", np.array([[0.9, 0.1], [0.0, 1.0]]))
+    held = [2 * 0.9 * (1 + AGAIN) - BESIDE, 2 * (1.1 + AGAIN)]
+    assert rank_loads(early, 2, 2).tolist() == pytest.approx([one / (2 + AGAIN) for one in held])
+    assert rank_loads(Routing.skewed(8, 3, ep=4), 4, 5).max() == pytest.approx(3.0), "all layers alike: a layer's load"
     assert rank_loads(routing, 4, 3, checkpointing=True).tolist() == pytest.approx([2.0, 1.8, 0.8, 1.0])
     exact = Routing.recorded(8, [[([1], [1])]])
     with pytest.raises(ScaleError, match="belong to one rank"):

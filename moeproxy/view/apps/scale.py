@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ipywidgets as widgets
@@ -153,9 +154,10 @@ class ScalePanel:
             "load": ("Hot rank's load, %", [100, 150, 200, 300, 400, 600, 800], load),
             "n_keep": ("Experts kept", counts, n_keep or _three_eighths(counts)),
         }
-        least = {"rank": 0, "tokens": 2}  # a prompt and a completion
         return {
-            key: NumberControl(name, options, value, self.status, self._redraw, least=least.get(key, 1))
+            key: NumberControl(
+                name, options, value, self.status, self._redraw, least=0
+            )  # refused where 0 is impossible, not changed
             for key, (name, options, value) in rows.items()
         }
 
@@ -165,12 +167,24 @@ class ScalePanel:
         self._redraw()
 
     def _draw(self) -> None:
-        cases = self.settings.cases()
+        try:
+            cases = self.settings.cases()
+        except Exception:
+            self._refused()
+            raise
         with self._lock:
             self._cases = cases
         self._show()
         if self.follow.value:
             self._slices.ask(cases)  # also where all is known: what is under way is not wanted any more
+
+    def _refused(self) -> None:
+        """Take back what was said of the settings before: it does not hold for what the controls say now."""
+        with self._lock:
+            self._cases = []
+            self.view = replace(self.view, stale=True)
+        self.summary.say("")
+        self.advice.value = ""
 
     def _slice(self, cases: list[Case], wanted: Callable[[], bool]) -> None:
         """Emulate the slice; the status line of a refusal is left alone."""
@@ -187,12 +201,14 @@ class ScalePanel:
         with self._lock:
             cases = self._cases
         if not cases:
-            raise ScaleError("there is no rank to emulate", remedy="mend what the status line said, then try again")
+            cases = self.settings.cases()  # refused: says so again
         self.emulations.make(cases, None, report, lambda: True)
         self.status.say(f"Emulated all {cases[0].program.n_layers} layers.")
 
     def _show(self, _done: Any = None) -> None:
         """Draw what is known about the ranks asked for last: in the figure, in words and in tables."""
+        if not self._cases:
+            return
         with self._lock:
             cases, on = self._cases, DEVICES[str(self.on.value)]
             whole = all(self.emulations.get(case, None) for case in cases)

@@ -9,15 +9,16 @@ from typing import Any
 
 from moeproxy.errors import ScaleError
 from moeproxy.places import data_dir
+from moeproxy.scale.hottest import hottest_rank, rank_loads
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
-from moeproxy.scale.routing import Routing, hottest_rank, rank_loads
+from moeproxy.scale.routing import Routing
 from moeproxy.traces.trace import Trace
 
 ROUTINGS = {
     "balanced": "balanced",
     "skewed": "skewed: one rank of each group gets the hot rank's load",
-    "recorded": "as uneven as a recorded RL run of the testbed, each model's own",
+    "recorded": "upper bound from a recorded RL run: its step of the largest load, busiest experts as neighbours",
 }
 _RECORDED = {"original": "original--healthy--s0--*.parquet", "proxy": "cluster-16--healthy--s0--*.parquet"}
 
@@ -94,8 +95,9 @@ class Settings:
             layout.check_experts(program.n_experts)
             routing.rank_shares(self.ep, program.top_k)
             moe_layers = program.n_layers - program.n_dense
-            loads_R = rank_loads(routing, self.ep, moe_layers, self.checkpointing)
-            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=self.checkpointing)
+            saved = self.checkpointing
+            loads_R = rank_loads(routing, self.ep, moe_layers, saved, program)
+            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved, program=program)
             for rank in dict.fromkeys((self.rank, hottest)):
                 load = float(loads_R[rank % self.ep])
                 found.append(Case(model, replace(layout, rank=rank), rank == hottest, program, routing, load))

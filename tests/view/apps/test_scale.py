@@ -138,7 +138,10 @@ def test_whole_depth_is_a_job_that_can_be_cancelled(emulator: Emulator) -> None:
         ({"world": 1_000_003}, "one of 1, 1000003"),
         ({"n_keep": 9}, "7 or 8"),
         ({"n_keep": 5}, "a proxy whose experts are a multiple of 4"),
-        ({"ep": 0, "rank": 17}, "0 to 15"),
+        ({"ep": 4, "rank": 17}, "0 to 15"),
+        ({"ep": 0}, "over 0 ranks"),
+        ({"sequences": 0}, "sequences is 0"),
+        ({"tokens": 1}, "completion is 0"),
         ({"world": 6}, "one of 1, 2, 3, 6"),
     ],
 )
@@ -151,6 +154,14 @@ def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, An
     assert panel.status.is_error
     assert words in panel.status.text
     assert [bar.label for bar in panel.view.bars] == before, "what was shown stays"
+    assert "all of them fit" not in panel.summary.text, "that was of the settings before"
+    with pytest.raises(ScaleError, match="not emulated yet"):
+        panel.found()
+    refusal, asked = panel.status.text, list(emulator.asked)
+    panel.job.start_button.click()
+    assert panel.job.join(30) == "failed"
+    assert panel.status.text.endswith(refusal.partition(": ")[2]), "the same refusal, not a run of earlier settings"
+    assert emulator.asked == asked
     panel.choose(**{name: getattr(panel_of(follow=False).settings, name) for name in wrong})
     assert panel.settle()
     assert not panel.status.is_error
