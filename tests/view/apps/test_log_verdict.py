@@ -60,10 +60,10 @@ def test_tables_hold_what_alarms_and_evidence_say(verdict: Diagnosis) -> None:
 
 
 def test_an_unknown_failure_is_called_so(verdict: Diagnosis) -> None:
-    far = replace(verdict, unknown=True, distance=9.0)
+    far = replace(verdict, unknown=True, distance=9.0, wrong_metrics=("kl is negative",))
     text = _text(verdict_html(far))
     assert "Unknown: it is like no recorded fault" in text
-    assert "The metric itself looks wrong" in text
+    assert "The metric itself looks wrong: kl is negative" in text
     assert "Likely causes" not in text
 
 
