@@ -15,8 +15,8 @@ from moeproxy.errors import ScaleError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
 from moeproxy.scale import Layout, Routing, hottest_rank
-from moeproxy.scale.rounding import integers
 from moeproxy.scale.hottest import AGAIN, BESIDE, rank_loads
+from moeproxy.scale.rounding import integers
 from moeproxy.scale.routing_trace import loads
 from moeproxy.traces.trace import RunInfo, Trace, load_dir
 

@@ -96,8 +96,8 @@ class Settings:
             routing.rank_shares(self.ep, program.top_k)
             moe_layers = program.n_layers - program.n_dense
             saved = self.checkpointing
-            loads_R = rank_loads(routing, self.ep, moe_layers, saved, program)
-            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved, program=program)
+            loads_R = rank_loads(routing, self.ep, moe_layers, saved)
+            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved)
             for rank in dict.fromkeys((self.rank, hottest)):
                 load = float(loads_R[rank % self.ep])
                 found.append(Case(model, replace(layout, rank=rank), rank == hottest, program, routing, load))
