@@ -18,7 +18,7 @@ from moeproxy.traces.trace import Trace
 ROUTINGS = {
     "balanced": "balanced",
     "skewed": "skewed: one rank of each group gets the hot rank's load",
-    "recorded": "upper bound from a recorded RL run: its step of the largest load, busiest experts as neighbours",
+    "recorded": "upper bound from a recorded RL run (worst step, busiest experts side by side)",
 }
 _RECORDED = {"original": "original--healthy--s0--*.parquet", "proxy": "cluster-16--healthy--s0--*.parquet"}
 
