@@ -132,7 +132,7 @@ def summed(seed: int, cases: int) -> None:
         program = program.sliced(int(draw.integers(2, 7)))
         ep, load = min(ep, world), float(draw.choice([1.0, 1.5, 3.0]))
         routing = Routing.skewed(program.n_experts, min(load, ep), ep=ep)
-        rows = float(rank_loads(routing, ep, program.n_layers - program.n_dense, program.checkpointing, program)[0])
+        rows = float(rank_loads(routing, ep, program.n_layers - program.n_dense, program.checkpointing)[0])
         found = emulate(program, world, ep, 0, routing)
         ratio = estimate(program, world, ep, rows).peak_bytes / found.peak_bytes
         ratios.append(ratio)

@@ -14,7 +14,6 @@ from moeproxy.experts.families import family_of
 from moeproxy.proxy.cost import cost
 from moeproxy.proxy.plan import allowed_counts, possible_counts
 
-
 SIZES = (
     "hidden_size",
     "vocab_size",

@@ -117,8 +117,8 @@ class Training:
 def _share_tied_weights_in_the_root(model: PreTrainedModel) -> None:
     """Leave embedding and head to the model's own FSDP group, where they are one weight.
 
-    transformers 5.24 shards the embedding apart and leaves the head to the root; FSDP2 of torch 2.13 refuses a weight in
-    two groups. In the root it is gathered once and stays whole until its gradient is summed.
+    transformers 5.24 shards the embedding apart and leaves the head to the root; FSDP2 of torch 2.13 refuses a weight
+    in two groups. In the root it is gathered once and stays whole until its gradient is summed.
     """
     if not getattr(model, "all_tied_weights_keys", None):
         return

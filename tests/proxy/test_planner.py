@@ -76,7 +76,7 @@ def test_impossible_layouts_are_refused(qwen3: ModelShape, wrong: dict[str, Any]
 def test_lengths_are_whole_numbers(number: Any) -> None:
     layout = object.__new__(RLLayout)  # past the test suite's own check of argument types
     object.__setattr__(layout, "prompt", number)
-    with pytest.raises(ProxyError, match="prompt is .*a whole number, at least 1"):
+    with pytest.raises(ProxyError, match=r"prompt is .*a whole number, at least 1"):
         layout.__post_init__()
 
 

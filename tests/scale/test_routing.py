@@ -15,8 +15,8 @@ from moeproxy.errors import ScaleError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
 from moeproxy.scale import Layout, Routing, hottest_rank
-from moeproxy.scale.rounding import integers
 from moeproxy.scale.hottest import AGAIN, BESIDE, rank_loads
+from moeproxy.scale.rounding import integers
 from moeproxy.scale.routing_trace import loads
 from moeproxy.traces.trace import RunInfo, Trace, load_dir
 
@@ -114,9 +114,11 @@ def test_the_hot_rank_is_that_of_the_sum_or_of_the_worst_layer() -> None:
     last = [0.7 + 0.1 * AGAIN, 1.2 + 0.45 * AGAIN, 0.6 + 0.2 * AGAIN, 0.5 + 0.25 * AGAIN]
     assert rank_loads(routing, 4, 3).tolist() == pytest.approx([4 * one / (3 + AGAIN) for one in last])
     # A layer without any row: the peak is in the backward pass of the one before.
-    early = Routing("early", np.array([[0.9, 0.1], [0.0, 1.0]]))
-    held = [2 * 0.9 * (1 + AGAIN) - BESIDE, 2 * (1.1 + AGAIN)]
-    assert rank_loads(early, 2, 2).tolist() == pytest.approx([one / (2 + AGAIN) for one in held])
+    early = Routing("early", np.array([[0.9, *[0.1 / 7] * 7], [0.0, *[1 / 7] * 7]]))
+    first = 8 * 0.9 * (1 + AGAIN) - BESIDE
+    assert first > 8 * 0.9, "more than what it still holds in the last layer"
+    assert rank_loads(early, 8, 2)[0] == pytest.approx(first / (2 + AGAIN))
+    assert rank_loads(early, 8, 2)[1] == pytest.approx(8 * (0.1 / 7 + (1 + AGAIN) / 7) / (2 + AGAIN))
     assert rank_loads(Routing.skewed(8, 3, ep=4), 4, 5).max() == pytest.approx(3.0), "all layers alike: a layer's load"
     assert rank_loads(routing, 4, 3, checkpointing=True).tolist() == pytest.approx([2.0, 1.8, 0.8, 1.0])
     exact = Routing.recorded(8, [[([1], [1])]])

@@ -18,7 +18,7 @@ from moeproxy.traces.trace import Trace
 ROUTINGS = {
     "balanced": "balanced",
     "skewed": "skewed: one rank of each group gets the hot rank's load",
-    "recorded": "upper bound from a recorded RL run: its step of the largest load, busiest experts as neighbours",
+    "recorded": "upper bound from a recorded RL run (worst step, busiest experts side by side)",
 }
 _RECORDED = {"original": "original--healthy--s0--*.parquet", "proxy": "cluster-16--healthy--s0--*.parquet"}
 
@@ -96,8 +96,8 @@ class Settings:
             routing.rank_shares(self.ep, program.top_k)
             moe_layers = program.n_layers - program.n_dense
             saved = self.checkpointing
-            loads_R = rank_loads(routing, self.ep, moe_layers, saved, program)
-            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved, program=program)
+            loads_R = rank_loads(routing, self.ep, moe_layers, saved)
+            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved)
             for rank in dict.fromkeys((self.rank, hottest)):
                 load = float(loads_R[rank % self.ep])
                 found.append(Case(model, replace(layout, rank=rank), rank == hottest, program, routing, load))
