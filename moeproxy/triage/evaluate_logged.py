@@ -57,7 +57,7 @@ def _cut(trace: Trace, signals: frozenset[str] | None) -> Trace:
     if signals is None:
         return trace
     kept = [column for column in trace.steps if str(column).partition("/")[0] in signals]
-    return Trace(trace.steps[kept], None, trace.provenance)
+    return Trace(trace.steps.loc[:, kept], None, trace.provenance)
 
 
 Found = tuple[Detection, Departures]
