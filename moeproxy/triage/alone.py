@@ -26,6 +26,7 @@ from moeproxy.triage.departure import (
     averages,
     candidates,
     contrast,
+    first_spikes,
     lone_extremes,
     lone_spikes,
     shifts,
@@ -301,13 +302,22 @@ class _Seen:
         onset_T, values_RS = _onsets(table), table.finite_RS
         early = max(EARLIEST, len(table.steps_S) // 4)
         floor_R = np.fmax(table.floor_R, _coarse(values_RS))
-        noise_R = step_noise(values_RS[:, :early], floor_R)
-        spikes_RS = lone_spikes(values_RS, noise_R) | lone_extremes(values_RS)
+        # One spike at the very first step would hide in a noise that is taken with it.
+        later_R = step_noise(values_RS[:, 1:early], floor_R)
+        first_RS = first_spikes(values_RS, np.zeros((len(values_RS), 3)), later_R) & ~_begins_with_zero(table)
+        noise_R = np.where(first_RS[:, 0], later_R, step_noise(values_RS[:, :early], floor_R))
+        spikes_RS = lone_spikes(values_RS, noise_R) | lone_extremes(values_RS) | first_RS
         left_RS = without_spikes(values_RS, spikes_RS)
         start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
         residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
         contrast_RT = contrast(residual_RS, onset_T, trend=True)
         return _Seen(onset_T, start_R, noise_R, left_RS, residual_RS, contrast_RT, spikes_RS)
+
+
+def _begins_with_zero(table: Judged) -> np.ndarray:
+    """Return which rows (R, 1) begin with a zero, as the divergence from the start of training does: no spike."""
+    pairs = zip(table.rows, table.finite_RS[:, 0], strict=True)
+    return np.array([[original_value(row, float(value)) == 0] for row, value in pairs])
 
 
 def _coarse(values_RS: np.ndarray) -> np.ndarray:

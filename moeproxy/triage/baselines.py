@@ -18,6 +18,9 @@ from moeproxy.triage.reference import ALPHA, exceeded_by
 
 EARLY, WINDOW = 10, 10
 
+EVERY = "all"
+"""Label of rows that score the runs of every model together."""
+
 
 def baseline_detectors(runs: Sequence[Run], levels: Sequence[str]) -> list[dict[str, object]]:
     """Return recall, F1 and false alarms of usual detectors, beside the healthy runs of each model.
@@ -63,17 +66,18 @@ def baseline_classes(library: Library, level: str, macro_f1: Callable) -> list[d
         "gradient boosting": lambda: HistGradientBoostingClassifier(max_iter=60, max_depth=3, random_state=0),
     }
     at, features_NF = library.level_N == level, np.nan_to_num(library.features_NF)
-    rows = []
-    for tested in dict.fromkeys(map(str, library.model_N)):
-        test_N = at & (library.model_N == tested)
+    named = {name: np.full(len(at), "", object) for name in classes}
+    for seed in np.unique(library.seed_N[at]):
+        train_N, here_N = library.seed_N != seed, at & (library.seed_N == seed)
         for name, make in classes.items():
-            named = np.full(len(at), "", object)
-            for seed in np.unique(library.seed_N[test_N]):
-                train_N, here_N = library.seed_N != seed, test_N & (library.seed_N == seed)
-                model = make().fit(features_NF[train_N], library.fault_N[train_N].astype(str))
-                named[here_N] = model.predict(features_NF[here_N])
-            right = library.fault_N[test_N]
-            score = {"accuracy": float(np.mean(named[test_N] == right)), "macro_f1": macro_f1(right, named[test_N])}
+            model = make().fit(features_NF[train_N], library.fault_N[train_N].astype(str))
+            named[name][here_N] = model.predict(features_NF[here_N])
+    rows = []
+    for tested in (EVERY, *dict.fromkeys(map(str, library.model_N))):
+        test_N = at if tested == EVERY else at & (library.model_N == tested)
+        right = library.fault_N[test_N]
+        for name, told_N in named.items():
+            score = {"accuracy": float(np.mean(told_N[test_N] == right)), "macro_f1": macro_f1(right, told_N[test_N])}
             rows.append({"method": name, "tested": tested, "trained": "all models", "level": level, **score})
     return rows
 

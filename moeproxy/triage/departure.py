@@ -168,6 +168,22 @@ def lone_spikes(values_RS: np.ndarray, noise_R: np.ndarray) -> np.ndarray:
     return found_RS
 
 
+def first_spikes(values_RS: np.ndarray, usual_RS: np.ndarray, noise_R: np.ndarray) -> np.ndarray:
+    """Return where (R, S) the first value stands out of the next two on one side, while these agree.
+
+    Args:
+        values_RS: values.
+        usual_RS: what healthy runs do at the first three steps (R, 3), which is taken off: many a signal begins with a
+            zero. Zeros where nobody knows.
+        noise_R: noise of single steps.
+    """
+    found_RS = np.zeros(values_RS.shape, bool)
+    if values_RS.shape[1] > LEAST_AFTER:
+        left_RS = values_RS[:, :3] - usual_RS
+        found_RS[:, :1] = _stands_out(left_RS[:, :1], left_RS[:, 1:2], left_RS[:, 2:3], noise_R[:, None])
+    return found_RS
+
+
 def _stands_out(values: np.ndarray, one: np.ndarray, other: np.ndarray, noise: np.ndarray) -> np.ndarray:
     """Return where a value lies on one side of two others, farther than a spike, while these agree."""
     with np.errstate(invalid="ignore"):
@@ -195,11 +211,18 @@ def lone_extremes(values_RS: np.ndarray) -> np.ndarray:
     return found_RS
 
 
-def without_spikes(values_RS: np.ndarray, spikes_RS: np.ndarray) -> np.ndarray:
-    """Return the values with the mean of both neighbours in the place of every lone spike, of the last its left one."""
+def without_spikes(values_RS: np.ndarray, spikes_RS: np.ndarray, first_R: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the values with the mean of both neighbours in the place of every lone spike, at the ends of the only one.
+
+    Args:
+        values_RS: values.
+        spikes_RS: the spikes.
+        first_R: by how much healthy runs' first values exceed their second ones.
+    """
     between_RS = np.full_like(values_RS, np.nan)
     between_RS[:, 1:-1] = (values_RS[:, :-2] + values_RS[:, 2:]) / 2
     between_RS[:, -1:] = values_RS[:, -2:-1]
+    between_RS[:, 0] = values_RS[:, 1] + first_R
     return np.where(spikes_RS, between_RS, values_RS)
 
 

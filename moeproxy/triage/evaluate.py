@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from moeproxy.files import atomic_file
 from moeproxy.traces.pack import REGISTRY, load_bench
 from moeproxy.traces.trace import Trace, load_dir
 from moeproxy.triage.alone import Priors
-from moeproxy.triage.baselines import baseline_classes, baseline_detectors
+from moeproxy.triage.baselines import EVERY, baseline_classes, baseline_detectors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
 from moeproxy.triage.detection_scores import detection_scores
 from moeproxy.triage.evaluate_logged import as_logged
@@ -111,7 +112,7 @@ def held_out(library: Library, train_N: np.ndarray, test_N: np.ndarray) -> np.nd
     """Return the faults named for the runs of `test_N`, each by runs of `train_N` with another seed."""
     named = np.full(len(library.fault_N), "", object)
     for seed in np.unique(library.seed_N[test_N]):
-        rest = library.only(train_N & (library.seed_N != seed))
+        rest = library.only(train_N & (library.seed_N != seed)).calibrated()
         for place in np.flatnonzero(test_N & (library.seed_N == seed)):
             named[place] = rest.nearest(library.features_NF[place])
     return named[test_N]
@@ -128,22 +129,29 @@ def macro_f1(right: Sequence[str] | np.ndarray, named: Sequence[str] | np.ndarra
 
 
 def diagnosis_scores(library: Library, level: str) -> list[dict[str, object]]:
-    """Return macro-F1 by what was trained on and what was tested, seeds held out."""
+    """Return macro-F1 by what was trained on and what was tested, each model and all together, seeds held out."""
     at = library.level_N == level
     models = list(dict.fromkeys(map(str, library.model_N)))
-    rows = []
+    rows, right, named = [], defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for tested in models:
         test_N = at & (library.model_N == tested)
         others = library.model_N != tested
         splits = {"all models": np.ones(len(at), bool), "the same model": ~others, "other models only": others}
         for name, train_N in splits.items():
             if (train_N & at).any():
-                named = held_out(library, train_N, test_N)
-                right = library.fault_N[test_N]
-                by_chance = 1 / len(set(map(str, right)))
-                score = {"accuracy": float(np.mean(named == right)), "macro_f1": macro_f1(right, named)}
-                rows.append({"tested": tested, "trained": name, "level": level, **score, "chance": by_chance})
-    return rows
+                mine, told = list(map(str, library.fault_N[test_N])), list(held_out(library, train_N, test_N))
+                rows.append({"tested": tested, "trained": name, "level": level, **_class_scores(mine, told)})
+                right[name] += mine
+                named[name] += told
+    pooled = [
+        {"tested": EVERY, "trained": name, "level": level, **_class_scores(right[name], named[name])} for name in right
+    ]
+    return [*pooled, *rows]
+
+
+def _class_scores(right: Sequence[str], named: Sequence[str]) -> dict[str, float]:
+    accuracy = float(np.mean([one == other for one, other in zip(right, named, strict=True)]))
+    return {"accuracy": accuracy, "macro_f1": macro_f1(right, named), "chance": 1 / len(set(right))}
 
 
 def unknown_scores(library: Library, level: str) -> dict[str, float]:

@@ -29,6 +29,7 @@ def reproduction_scores(runs: Sequence[Run], library: Library) -> list[dict[str,
     """
     broken = [run for run in runs if not run.info.healthy]
     courses = _courses(runs, broken)
+    alone_N = _by_trace(broken, library)
     models = list(dict.fromkeys(run.info.model for run in broken))
     rows: list[dict[str, object]] = []
     for tested in models:
@@ -36,7 +37,7 @@ def reproduction_scores(runs: Sequence[Run], library: Library) -> list[dict[str,
             for level in ("clear", "subtle"):
                 places = [n for n, run in enumerate(broken) if (run.info.model, run.level) == (tested, level)]
                 if places and proxy != tested:
-                    ranked = [_ranked(place, proxy, broken, courses, library) for place in places]
+                    ranked = [_ranked(place, proxy, broken, courses, alone_N[place]) for place in places]
                     rows.append(
                         {"tested": tested, "proxy": proxy, "level": level, "runs": len(places), **_shares(ranked)}
                     )
@@ -54,13 +55,21 @@ def _courses(runs: Sequence[Run], broken: Sequence[Run]) -> list[Aligned]:
     return courses
 
 
+def _by_trace(broken: Sequence[Run], library: Library) -> list[list[tuple[str, float]]]:
+    """Return the candidates of every run (N), by other models and other seeds."""
+    mine = [(run.info.model, run.info.seed) for run in broken]
+    others = {
+        (model, seed): library.only((library.model_N != model) & (library.seed_N != seed)).calibrated()
+        for model, seed in set(mine)
+    }
+    return [likeliest(others[key], features_F) for key, features_F in zip(mine, library.features_NF, strict=True)]
+
+
 def _ranked(
-    place: int, proxy: str, broken: Sequence[Run], courses: Sequence[Aligned], library: Library
+    place: int, proxy: str, broken: Sequence[Run], courses: Sequence[Aligned], alone: Sequence[tuple[str, float]]
 ) -> tuple[str, list[str], list[str]]:
     """Return the right fault of a run, the candidates by its trace alone, and those after reproduction."""
     mine = broken[place].info
-    rest = library.only((library.model_N != mine.model) & (library.seed_N != mine.seed))
-    alone = likeliest(rest, library.features_NF[place])
     matches: dict[tuple[str, float], list[float]] = {}
     for other, run in zip(courses, broken, strict=True):
         if run.info.model == proxy and run.info.seed != mine.seed:

@@ -31,6 +31,7 @@ def save_library(library: Library, folder: Path) -> None:
         "mode": library.mode,
         "signals": list(library.signals),
         "units": {signal: list(unit) for signal, unit in library.units.by_signal.items()},
+        "floor": library.floor,
         "temperature": library.temperature,
         "farthest": library.farthest,
     }
@@ -59,6 +60,7 @@ def _load(mode: str, folder: Path) -> Library:
             signals=tuple(stored["signals"]),
             units=Units({signal: tuple(unit) for signal, unit in stored["units"].items()}),
             features_NF=features.to_numpy(np.float64),
+            floor=stored["floor"],
             temperature=stored["temperature"],
             farthest=stored["farthest"],
             **{f"{label}_N": table[label].to_numpy() for label in _LABELS},

@@ -18,8 +18,11 @@ import numpy as np
 from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.fingerprint import SPANS, Units
 
-SHRINK, FLOOR = 0.3, 0.1
-"""Share of the covariance that its diagonal keeps alone, and the variance added to every feature."""
+SHRINK = 0.3
+"""Share of the covariance that its diagonal keeps alone."""
+
+FLOORS = (0.1, 0.03, 0.01, 0.003)
+"""Variances that may be added to every feature, the largest first; `Library.calibrated` takes one of them."""
 
 FARTHEST = 0.97
 """Share of runs of known faults that lie closer to their fault than what is called unknown."""
@@ -35,6 +38,7 @@ class Library:
         units: of the fingerprints.
         fault_N, model_N, level_N, seed_N: what each recorded run was.
         features_NF: their fingerprints' features.
+        floor: variance added to every feature.
         temperature: by which squared distances are divided so that confidences are right.
         farthest: distance per feature beyond which a run is like no known fault.
     """
@@ -47,6 +51,7 @@ class Library:
     level_N: np.ndarray
     seed_N: np.ndarray
     features_NF: np.ndarray
+    floor: float = FLOORS[0]
     temperature: float = 1.0
     farthest: float = np.inf
 
@@ -72,13 +77,13 @@ class Library:
         left_NF = np.nan_to_num(self.features_NF - self.mean_KF[self._kind_N])
         free = max(len(left_NF) - len(self.kinds), 1)
         raw_FF = left_NF.T @ left_NF / free
-        return (1 - SHRINK) * raw_FF + SHRINK * np.diag(np.diag(raw_FF)) + FLOOR * np.eye(len(raw_FF))
+        return (1 - SHRINK) * raw_FF + SHRINK * np.diag(np.diag(raw_FF)) + self.floor * np.eye(len(raw_FF))
 
     def distances(self, features_F: np.ndarray) -> np.ndarray:
         """Return the squared distance (K,) of a fingerprint to each kind, by the features that it has."""
         known_F = self._known(features_F)
         off_KF = features_F[known_F] - self.mean_KF[:, known_F]
-        return np.einsum("kf,fg,kg->k", off_KF, self._precision(known_F), off_KF)
+        return ((off_KF @ self._precision(known_F)) * off_KF).sum(1)
 
     def nearest(self, features_F: np.ndarray) -> str:
         """Return the fault with the nearest kind."""
@@ -139,7 +144,19 @@ class Library:
         return self.signals.index(signal) * len(SPANS) + window
 
     def calibrated(self) -> Library:
-        """Return the library with temperature and farthest distance set on runs whose seed was held out."""
+        """Return the library with floor, temperature and farthest distance set on runs whose seed was held out.
+
+        The floor is the one by which the right faults are likeliest, each floor at its best temperature.
+        """
+        found = [held for floor in FLOORS if (held := replace(self, floor=floor)._held_out()) is not None]
+        if not found:
+            return self
+        best = min(found, key=lambda held: held.loss)
+        far = float(np.quantile(best.far_N, FARTHEST))
+        return replace(self, floor=best.floor, temperature=best.temperature, farthest=far)
+
+    def _held_out(self) -> _HeldOut | None:
+        """Judge every run by those with another seed; None where no fault has two seeds."""
         distances, right, far = [], [], []
         for seed in sorted(set(self.seed_N)):
             rest = self.only(self.seed_N != seed)
@@ -150,8 +167,19 @@ class Library:
                     right.append(np.array([name == fault for name, _ in rest.kinds]))
                     far.append(rest.per_feature(self.features_NF[place]))
         if not far:
-            return self
-        return replace(self, temperature=_temperature(distances, right), farthest=float(np.quantile(far, FARTHEST)))
+            return None
+        temperature, loss = _temperature(distances, right)
+        return _HeldOut(self.floor, temperature, loss, np.array(far))
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """How runs of held-out seeds are judged with one floor: mean loss at the best temperature, distances (N,)."""
+
+    floor: float
+    temperature: float
+    loss: float
+    far_N: np.ndarray
 
 
 def softmax(score_C: np.ndarray) -> np.ndarray:
@@ -160,8 +188,8 @@ def softmax(score_C: np.ndarray) -> np.ndarray:
     return weight_C / weight_C.sum(-1, keepdims=True)
 
 
-def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
-    """Return the temperature with the largest likelihood of the right faults."""
+def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the temperature with the largest likelihood of the right faults, and the mean loss there."""
     choices = np.geomspace(0.3, 300, 61)
     losses = [
         -np.mean(
@@ -169,4 +197,5 @@ def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -
         )
         for one in choices
     ]
-    return float(choices[int(np.argmin(losses))])
+    best = int(np.argmin(losses))
+    return float(choices[best]), float(losses[best])

@@ -42,6 +42,7 @@ def notes_of(table: Judged, found: Departures, onset: int | None = None) -> tupl
     notes = []
     for index, row in enumerate(found.rows):
         spikes = [int(place) for place in np.flatnonzero(spikes_RS[index] & before_S)]
+        spikes = [at for at in spikes if at or original_value(row, float(values_RS[index, 0]))]  # many begin with a 0
         if spikes:
             notes.append(f"{row}: lone spike at {_spikes(row, values_RS[index], spikes, found.steps_S)}.")
         notes += _burst_notes(row, values_RS[index], bursts_RS[index] & before_S, found.steps_S)

@@ -20,6 +20,7 @@ from moeproxy.triage.departure import (
     SPANS,
     candidates,
     contrast,
+    first_spikes,
     lone_spikes,
     shifts,
     smoothed,
@@ -116,6 +117,7 @@ class Reference:
     Args:
         rows, steps_S, onset_T: what is judged, and where.
         trend_RS: what the healthy runs share, smoothed.
+        first_RS: medians of their first three steps, as they are: many a signal begins with a zero.
         unit_WVRT: spread of the shifts of healthy runs.
         noise_R: noise of single steps.
         threshold_X: shift, in spreads, that a signal must exceed.
@@ -129,6 +131,7 @@ class Reference:
     steps_S: np.ndarray
     onset_T: np.ndarray
     trend_RS: np.ndarray
+    first_RS: np.ndarray
     unit_WVRT: np.ndarray
     noise_R: np.ndarray
     threshold_X: np.ndarray
@@ -171,8 +174,9 @@ class Reference:
     def departures(self, table: Judged) -> Departures:
         """Measure how far a run strays from these; rows that it does not log count as not moving."""
         values_RS = finite(table.at(self.rows, self.steps_S))
-        spikes_RS = lone_spikes(values_RS, self.noise_R)
-        left_RS = without_spikes(values_RS, spikes_RS) - self.trend_RS
+        spikes_RS = lone_spikes(values_RS, self.noise_R) | first_spikes(values_RS, self.first_RS, self.noise_R)
+        usual_first_R = self.first_RS[:, 0] - self.first_RS[:, 1]
+        left_RS = without_spikes(values_RS, spikes_RS, usual_first_R) - self.trend_RS
         shift_WVRT = shifts(left_RS, self.onset_T) / self.unit_WVRT
         size_KRT = np.abs(shift_WVRT).reshape(-1, *shift_WVRT.shape[2:])
         residual_RS = left_RS / self.noise_R[:, None]
@@ -228,6 +232,7 @@ def _fit(values_NRS: np.ndarray, rows: tuple[str, ...], steps_S: np.ndarray, flo
         steps_S=steps_S,
         onset_T=onset_T,
         trend_RS=smoothed(np.nanmean(values_NRS, axis=0)),
+        first_RS=np.nanmedian(values_NRS[:, :, :3], axis=0),
         unit_WVRT=unit_WVRT,
         noise_R=noise_R,
         threshold_X=_threshold(size_NXT),
