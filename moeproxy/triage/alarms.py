@@ -26,6 +26,9 @@ LASTING = 3
 """Values that are not finite within `NEAR` steps: fewer are a note."""
 NEAR = 5
 
+FAR = 1e50
+"""Size from which on a mean is not given: judged values are bounded (`moeproxy.triage.judged`)."""
+
 SHOWN = 10
 """Steps, at most, over which the sentence gives what was and what was to be expected."""
 
@@ -72,13 +75,14 @@ class Alarm:
         meaning = f"{self.signal}, {meaning_of(self.signal)},"
         back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
         if self.direction == NOT_FINITE:
-            was = "" if np.isnan(self.before) else f"; it was {self.before:.3g}"
+            was = "" if np.isnan(self.before) else f"; it was {judged_number(self.before)}"
             return f"{meaning} is not finite from step {self.onset} on (at {self.steps} steps){back}{was}."
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
+        after, expected = judged_number(self.after), judged_number(self.expected)
         return (
-            f"{meaning} {went} {self.direction} at step {self.onset}: {self.after:.3g}{unit} ({mean_of(self.signal)} "
-            f"over steps {self.shown[0]} to {self.shown[1]}), where {self.expected:.3g} was to be expected; "
+            f"{meaning} {went} {self.direction} at step {self.onset}: {after}{unit} ({mean_of(self.signal)} "
+            f"over steps {self.shown[0]} to {self.shown[1]}), where {expected} was to be expected; "
             f"{times(self.size)} {self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
         )
 
@@ -98,6 +102,11 @@ class Alarm:
 def mean_of(row: str) -> str:
     """Return in words which mean is given of a signal: that of the scale on which it is judged."""
     return {"log": "geometric mean", "logit": "mean of the logit"}.get(scale_of(row), "mean")
+
+
+def judged_number(value: float) -> str:
+    """Return a mean of values that were judged, in three digits, and of those beyond `FAR` only that they are."""
+    return f"beyond {np.sign(value) * FAR:.0e}" if abs(value) >= FAR else f"{value:.3g}"
 
 
 def times(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from moeproxy.triage.alarms import Alarm, lasting_break, times
+from moeproxy.triage.alarms import Alarm, judged_number, lasting_break, times
 from moeproxy.triage.arrays import finite
 from moeproxy.triage.departure import SPIKE, lone_extremes, robust_noise
 from moeproxy.triage.judged import Judged, original_value, signal_name
@@ -89,7 +89,7 @@ def _beside(row: str, values_S: np.ndarray, at: int) -> str:
 
 
 def _value(row: str, transformed: Any) -> str:
-    return f"{original_value(row, float(transformed)):.3g}"
+    return judged_number(original_value(row, float(transformed)))
 
 
 def _bursts(values_RS: np.ndarray, noise_R: np.ndarray, spikes_RS: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.alarms import Alarm
+from moeproxy.triage.alarms import Alarm, judged_number
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.diagnose import Cause, Diagnosis, Evidence
 from moeproxy.triage.judged import Judged, original_value, signal_name, unit_of
@@ -29,9 +29,6 @@ _PANEL_PX, _TOP_PX, _BOTTOM_PX = 170, 84, 106
 _MOST_TICKS = 5
 _DRAWN = 1e300
 """Largest value that is drawn: plotly takes larger ones, from 1.8e304 on, for none."""
-
-FAR = 1e50
-"""Size of a mean from which on it is said to be larger: what is judged is bounded, at 1e60."""
 
 _BAND = "rgba(118,118,118,0.25)"
 
@@ -319,11 +316,6 @@ def _told(panel: _Panel) -> str:
     return (
         f"{panel.row} {judged_number(alarm.after)} instead of {judged_number(alarm.expected)} from step {alarm.onset}"
     )
-
-
-def judged_number(value: float) -> str:
-    """Return a mean of values that were judged, in three digits; such values are bounded."""
-    return f"beyond {np.sign(value) * FAR:.0e}" if abs(value) >= FAR else f"{value:.3g}"
 
 
 def _table(panels: list[_Panel]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 from moeproxy.errors import MoeproxyError
 from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
-from moeproxy.triage.alarms import Alarm, times
+from moeproxy.triage.alarms import Alarm, judged_number, mean_of, times
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.detect import ALARM, UNCLEAR, Detection
 from moeproxy.triage.diagnose import Cause, Diagnosis
@@ -21,7 +21,7 @@ from moeproxy.triage.jsonable import plain
 from moeproxy.triage.judged import meaning_of, unit_of
 from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
-from moeproxy.view.figures_incident import evidence_figure, judged_number, signals_figure
+from moeproxy.view.figures_incident import evidence_figure, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput
@@ -220,6 +220,7 @@ def _alarm_row(alarm: Alarm) -> dict[str, object]:
         "seen": None if broken else judged_number(alarm.after),
         "expected": None if broken else judged_number(alarm.expected),
         "unit": unit_of(alarm.signal) or None,
+        "mean": None if broken else mean_of(alarm.signal),
         "over steps": f"{alarm.shown[0]}–{alarm.shown[1]}",
         "before": None if np.isnan(alarm.before) else judged_number(alarm.before),
         "size": None if broken else times(alarm.size),

@@ -33,7 +33,7 @@ def _set(at: int, value: float):
 
 
 @pytest.mark.parametrize("beside", [True, False])
-@pytest.mark.parametrize("at", [40, -1])
+@pytest.mark.parametrize("at", [0, 40, -1])
 @pytest.mark.parametrize(
     ("name", "value"),
     [

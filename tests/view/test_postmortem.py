@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from moeproxy.errors import MoeproxyError
+from moeproxy.triage.alarms import judged_number
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.view.actions import Action
 from moeproxy.view.document import Document, Figure, Points, Table, Text
-from moeproxy.view.figures_incident import _evidence_axis, evidence_figure, judged_number, signals_figure
+from moeproxy.view.figures_incident import _evidence_axis, evidence_figure, signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import Words, gather, load_results, postmortem

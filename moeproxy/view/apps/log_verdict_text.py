@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from moeproxy.triage.alarms import NOT_FINITE, Alarm, times
+from moeproxy.triage.alarms import NOT_FINITE, Alarm, judged_number, mean_of, times
 from moeproxy.triage.attempted import JudgedAttempt, leading
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Cause, Diagnosis
@@ -31,9 +31,9 @@ def verdict_html(verdict: Diagnosis) -> str:
     """Return the verdict: what departs from where on, likely causes with evidence, what to check, what is not known."""
     detection = verdict.detection
     said = _paragraph(detection.sentences[0], strong=True, role="status")
-    if detection.verdict == UNCLEAR:
-        return _box(said + _items(detection.notes))
     parts = [said, *(_paragraph(f"The metric itself looks wrong: {one}", strong=True) for one in verdict.wrong_metrics)]
+    if detection.verdict == UNCLEAR:
+        return _box("".join(parts) + _items(detection.notes))
     if detection.verdict == ALARM:
         parts.append(_scrolled(html_frame(alarm_table(detection.alarms), "What departs"), "What departs"))
         parts.append(_paragraph(_lead(verdict), strong=True))
@@ -74,7 +74,7 @@ def _attempt(one: JudgedAttempt) -> str:
 
 def _alarm(alarm: Alarm) -> dict[str, str]:
     back = f", back from step {alarm.recovered} on" if alarm.recovered is not None else ""
-    row = {"signal": alarm.signal.replace("_", " "), "from step": str(alarm.onset)}
+    row = {"signal": alarm.signal.replace("_", " "), "from step": str(alarm.onset), "mean": mean_of(alarm.signal)}
     if alarm.direction == NOT_FINITE:
         return row | {
             **{"how": f"not finite at {alarm.steps} steps{back}", "over steps": "–", "seen": "NaN or infinite"},
@@ -116,7 +116,7 @@ def _cause(place: int, cause: Cause) -> str:
 
 
 def _number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3g}"
+    return "–" if np.isnan(value) else judged_number(value)
 
 
 def _scrolled(table: str, label: str) -> str:

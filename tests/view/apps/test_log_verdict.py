@@ -55,6 +55,10 @@ def test_tables_hold_what_alarms_and_evidence_say(verdict: Diagnosis) -> None:
     back = replace(alarms["truncated"], recovered=40, after=np.nan)
     assert alarm_table([back])["how"].tolist() == ["jump up, back from step 40 on"]
     assert alarm_table([back])["seen"].tolist() == ["–"]
+    huge = replace(alarms["truncated"], after=1e60)
+    assert alarm_table([huge])["seen"].tolist() == ["beyond 1e+50"]
+    assert "1e+60" not in huge.sentence
+    assert rows.loc["truncated", "mean"] in alarms["truncated"].sentence
     cause = replace(verdict.causes[0], contradicts=verdict.causes[0].supports[:1])
     assert evidence_table(cause)["speaks"].tolist() == ["for"] * len(cause.supports) + ["against"]
 
@@ -63,6 +67,13 @@ def test_an_unknown_failure_is_called_so(verdict: Diagnosis) -> None:
     far = replace(verdict, unknown=True, distance=9.0, wrong_metrics=("kl is negative",))
     text = _text(verdict_html(far))
     assert "Unknown: it is like no recorded fault" in text
+    assert "The metric itself looks wrong: kl is negative" in text
+    assert "Likely causes" not in text
+
+
+def test_a_wrong_metric_is_told_of_a_run_that_could_not_be_judged(verdict: Diagnosis) -> None:
+    unclear = replace(verdict.detection, verdict=UNCLEAR)
+    text = _text(verdict_html(replace(verdict, detection=unclear, wrong_metrics=("kl is negative",))))
     assert "The metric itself looks wrong: kl is negative" in text
     assert "Likely causes" not in text
 
