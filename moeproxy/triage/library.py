@@ -157,19 +157,18 @@ class Library:
 
     def _held_out(self) -> _HeldOut | None:
         """Judge every run by those with another seed; None where no fault has two seeds."""
-        distances, right, far = [], [], []
+        held, far = [], []
         for seed in sorted(set(self.seed_N)):
             rest = self.only(self.seed_N != seed)
-            for place in np.flatnonzero(self.seed_N == seed):
-                fault = str(self.fault_N[place])
-                if fault in rest.faults:
-                    distances.append(rest.distances(self.features_NF[place]))
-                    right.append(np.array([name == fault for name, _ in rest.kinds]))
-                    far.append(rest.per_feature(self.features_NF[place]))
-        if not far:
+            mine = [n for n in np.flatnonzero(self.seed_N == seed) if str(self.fault_N[n]) in rest.faults]
+            if mine:
+                named_K = np.array([name for name, _ in rest.kinds])
+                right_NK = np.stack([named_K == str(self.fault_N[n]) for n in mine])
+                held.append((np.stack([rest.distances(self.features_NF[n]) for n in mine]), right_NK))
+                far += [rest.per_feature(self.features_NF[n]) for n in mine]
+        if not held:
             return None
-        temperature, loss = _temperature(distances, right)
-        return _HeldOut(self.floor, temperature, loss, np.array(far))
+        return _HeldOut(self.floor, *_temperature(held), np.array(far))
 
 
 @dataclass(frozen=True)
@@ -188,14 +187,18 @@ def softmax(score_C: np.ndarray) -> np.ndarray:
     return weight_C / weight_C.sum(-1, keepdims=True)
 
 
-def _temperature(distances: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the temperature with the largest likelihood of the right faults, and the mean loss there."""
+def _temperature(held: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float]:
+    """Return the temperature with the largest likelihood of the right faults, and the mean loss there.
+
+    Args:
+        held: squared distances (N, K) and which kinds are the right ones (N, K), for every held-out seed.
+    """
     choices = np.geomspace(0.3, 300, 61)
-    losses = [
-        -np.mean(
-            [np.log(softmax(-d / (2 * one))[mine].sum() + 1e-12) for d, mine in zip(distances, right, strict=True)]
-        )
-        for one in choices
-    ]
-    best = int(np.argmin(losses))
-    return float(choices[best]), float(losses[best])
+    loss_C = np.array([np.concatenate([_losses(*each, one) for each in held]).mean() for one in choices])
+    best = int(loss_C.argmin())
+    return float(choices[best]), float(loss_C[best])
+
+
+def _losses(distance_NK: np.ndarray, right_NK: np.ndarray, temperature: float) -> np.ndarray:
+    chance_NK = softmax(-distance_NK / (2 * temperature))
+    return -np.log(np.where(right_NK, chance_NK, 0).sum(1) + 1e-12)

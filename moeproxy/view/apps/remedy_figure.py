@@ -133,7 +133,8 @@ def layout_values(state: RemedyState) -> dict[str, Any]:
         shapes.append({"type": "line", **at, "xref": f"x{number}", "yref": f"y{number} domain", "line": line})
     last = PANELS + 1
     edge = {"x0": state.margin, "x1": state.margin, "y0": 0, "y1": 1, "xref": f"x{last}", "yref": f"y{last} domain"}
-    shapes.append({"type": "line", **edge, "line": {"color": BLACK, "width": 1, "dash": "dash"}})
+    # Below the words beside short bars, and paler, so that these stay readable.
+    shapes.append({"type": "line", **edge, "layer": "below", "line": {"color": GREY, "width": 1, "dash": "dash"}})
     highest = max(
         [state.before.value if state.before else 0.0, *(t.after.value for t in state.trials if t.after), 0.05]
     )
