@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,8 @@ from moeproxy.scale.hottest import peaks_of
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.rounding import integers
-from moeproxy.scale.routing import Counts
+from moeproxy.scale.routing import Routing
 from moeproxy.scale.tasks import metered, virtual_rank
-
-
-class _Given:
-    """Stands for a `Routing`: each peer sends the rank so many rows, by layer."""
-
-    exact = ()
-
-    def __init__(self, rows_L: Sequence[int]) -> None:
-        self._rows_L = rows_L
-
-    def counts(self, layer: int, _call: int, layout: Layout, pairs: int, _top_k: int) -> Counts:
-        sent_R = integers(np.full(layout.ep, pairs / layout.ep), pairs)
-        return sent_R, [int(self._rows_L[layer])] * layout.ep
 
 
 def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "L R"]) -> Int[np.ndarray, " R"]:
@@ -43,13 +30,20 @@ def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "
     asked = GRPOProgram.from_dict(program)
     layers = np.arange(len(rows_LR))
     usual_L = np.full(len(rows_LR), max(asked.sequences * asked.tokens * asked.top_k // layout.ep, 1))
-    with virtual_rank(asked, layout, _Given(usual_L), fake=True) as training:
+    with virtual_rank(asked, layout, _given(asked, layout, usual_L), fake=True) as training:
         courses = []
         for rows_L in (usual_L, usual_L + 1, usual_L + 1 + layers):
-            dispatch.VirtualExchange.routing = _Given(rows_L)
+            dispatch.VirtualExchange.routing = _given(asked, layout, rows_L)
             courses.append(metered(training)[0])
     if all(one.owner == courses[0].owner for one in courses):
         found_R = peaks_of([np.array(one.delta) for one in courses], rows_LR - usual_L[:, None])
         if found_R is not None:
             return found_R
     return np.full(rows_LR.shape[1], np.iinfo(np.int64).max)
+
+
+def _given(program: GRPOProgram, layout: Layout, rows_L: Int[np.ndarray, " L"]) -> Routing:
+    """Return the routing of a rank to which each peer sends so many rows, by layer; it sends evenly itself."""
+    pairs = program.sequences * program.tokens * program.top_k
+    sent_R = integers(np.full(layout.ep, pairs / layout.ep), pairs)
+    return Routing.recorded(program.n_experts, [[(sent_R, [int(rows)] * layout.ep)] for rows in rows_L])

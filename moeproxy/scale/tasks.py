@@ -45,13 +45,13 @@ def emulate(
 
 
 @contextmanager
-def virtual_rank(program: GRPOProgram, layout: Layout, routing: Any, *, fake: bool) -> Iterator[Training]:
+def virtual_rank(program: GRPOProgram, layout: Layout, routing: Routing, *, fake: bool) -> Iterator[Training]:
     """Make this process one rank of a virtual world and yield its training, one step old.
 
     Args:
         program: what is trained.
         layout: this rank's place.
-        routing: answers `counts` as a `Routing` does.
+        routing: how many rows go where.
         fake: tensors have no memory.
     """
     _prepare()

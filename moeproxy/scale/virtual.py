@@ -31,7 +31,7 @@ def join_virtual(layout: Layout, backend: str = "fake") -> None:
     """
     dist.init_process_group(backend, rank=layout.rank, world_size=layout.world, store=FakeStore())
     _fsdp_param._chunk_with_empty = _Chunks  # pyright: ignore[reportPrivateImportUsage]
-    device_mesh.new_group = _own_groups(layout.rank)
+    device_mesh.new_group = _own_groups(layout.rank)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _own_groups(rank: int) -> Any:

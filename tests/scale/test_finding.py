@@ -32,19 +32,28 @@ def skewed_in_the_last() -> Routing:
     return Routing("made up", np.repeat(np.array(LAST) / 2, 2, axis=1))
 
 
-def check(program: GRPOProgram, routing: Routing, patch: pytest.MonkeyPatch) -> None:
+def check(program: GRPOProgram, routing: Routing, patch: pytest.MonkeyPatch, ranks: int = 4) -> None:
     """Emulate all ranks; the bounds must be their peaks, and the one found the fullest."""
-    made = [emulate(program, 4, 4, rank, routing) for rank in range(4)]
+    made = [emulate(program, ranks, ranks, rank, routing) for rank in range(ranks)]
     peaks = [one.peak_bytes for one in made]
-    bounds = rank_peaks(program, 4, 4, routing)
+    bounds = rank_peaks(program, ranks, ranks, routing)
     assert bounds.tolist() == peaks
     assert len(set(peaks)) > 1
     patch.setattr(finding, "emulate", lambda _program, _world, _ep, rank, *_, **__: made[rank])  # known already
     patch.setattr(finding, "call", lambda *_, **__: [bounds])
-    assert find_hottest(program, 4, 4, routing).rank == int(np.argmax(peaks))
+    assert find_hottest(program, ranks, ranks, routing).rank == int(np.argmax(peaks))
 
 
-def test_bounds_are_the_peaks_and_the_largest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_bounds_are_the_peaks_and_the_largest_is_found(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers on two ranks: each is the busier one in one of them."""
+    program = replace(PROGRAM.sliced(2), checkpointing=checkpointing)
+    routing = Routing("made up", np.repeat([[0.15, 0.10], [0.09, 0.16]], 4, axis=1))
+    check(program, routing, monkeypatch, ranks=2)
+
+
+@pytest.mark.slow
+def test_the_fullest_is_found_where_the_last_layer_is_skewed(monkeypatch: pytest.MonkeyPatch) -> None:
     check(PROGRAM, skewed_in_the_last(), monkeypatch)
 
 
