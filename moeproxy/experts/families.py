@@ -43,7 +43,8 @@ def family_of(config: Mapping[str, Any], where: str = "", shapes: Shapes | None 
         raise unknown_family(config, shapes or {}, sorted(FAMILIES), where)
     raise CheckpointError(
         f"model type '{model_type}' is dense: it has no experts",
-        expected=f"a Mixture-of-Experts model ({', '.join(sorted(FAMILIES))})",
-        remedy="choose a Mixture-of-Experts checkpoint; a dense model has nothing to prune",
+        expected="a Mixture-of-Experts model",
+        remedy="choose a Mixture-of-Experts checkpoint: a dense model has nothing to prune and nothing to spread over "
+        f"ranks. Known model types: {', '.join(sorted(FAMILIES))}",
         where=where,
     )

@@ -51,15 +51,26 @@ def _said(*, memory: str, bf16: str, rate: str, link: str, network: str) -> str:
 
 
 UNVERIFIED = "UNVERIFIED"
+"""Stands in a source before what is not the vendor's own word."""
+
+
+def _third(source: str) -> str:
+    """Return a source that is not the vendor, marked so."""
+    return f"{UNVERIFIED}, not the vendor's: {source}"
+
+
 _A100, _H100 = "NVIDIA A100 data sheet, SXM", "NVIDIA H100 data sheet, SXM, the sparse rate halved"
-_OPEN_INSTRUCT = "github.com/allenai/open-instruct/pull/1441"
-_MLPERF = "MLPerf Inference v4.1, NVIDIA's system H200-SXM-141GBx8"
+_OPEN_INSTRUCT = _third("github.com/allenai/open-instruct/pull/1441")
+_MLPERF = "NVIDIA's own submission to MLPerf Inference v4.1, system H200-SXM-141GBx8"
 _INFERSIM = "github.com/alibaba/InferSim, hardware/gpu.py"
-_VERL = "github.com/volcengine/verl, verl/utils/flops_counter.py"
 _MEASURED = "github.com/zzc0721/torch-performance-test-data/issues"
-_CLOUDMATRIX = "arXiv 2506.12708"
+_CLOUDMATRIX = "arXiv 2506.12708, by Huawei"
+_MIG = "docs.nvidia.com/datacenter/tesla/mig-user-guide"
+_ATLAS_A2 = (
+    "Huawei's table of Atlas A2 (gitcode.com/cann/ops-nn, cross_platform_migration_guide.md, quoted in issue 6033)"
+)
 _HALF = f"half a package of two dies, {_CLOUDMATRIX}"
-_LIKE_910C = f"{UNVERIFIED}, taken from a die of the 910C"
+_LIKE_910C = f"{UNVERIFIED}, no source seen: taken from a die of the 910C"
 DEVICES: dict[str, Device] = {
     one.name: one
     for one in (
@@ -104,7 +115,7 @@ DEVICES: dict[str, Device] = {
             50,
             8,
             _said(
-                memory="the driver's 143,771 MiB (github.com/NVIDIA/cuda-samples/issues/311)",
+                memory=f"the driver's 143,771 MiB (github.com/NVIDIA/cuda-samples/issues/311); 141 GB in {_MIG}",
                 bf16=_OPEN_INSTRUCT,
                 rate=_OPEN_INSTRUCT,
                 link=_MLPERF,
@@ -120,11 +131,11 @@ DEVICES: dict[str, Device] = {
             50,
             8,
             _said(
-                memory="the driver's 97,871 MiB (github.com/NVIDIA/nvtrust/issues/128)",
-                bf16=f"{_INFERSIM}; 142 measured ({_MEASURED}/77)",
-                rate="willitrunai.com/es/gpus/h20-96gb; no public NVIDIA data sheet",
-                link=_INFERSIM,
-                network=_INFERSIM,
+                memory=f"the driver's 97,871 MiB (github.com/NVIDIA/nvtrust/issues/128); 96 GB in {_MIG}",
+                bf16=f"{_third(_INFERSIM)}; 142 measured ({_MEASURED}/77)",
+                rate=_third("willitrunai.com/es/gpus/h20-96gb; no public NVIDIA data sheet was found"),
+                link=_third(_INFERSIM),
+                network=_third(_INFERSIM),
             ),
         ),
         Device(
@@ -137,8 +148,9 @@ DEVICES: dict[str, Device] = {
             8,
             _said(
                 memory="the driver's 65,536 MiB (github.com/Project-HAMi/HAMi-WebUI/issues/47)",
-                bf16=f"{_VERL}; 315 measured on a 910B2 ({_MEASURED}/109)",
-                rate=_LIKE_910C,
+                bf16=f"24 cores x 8,192 operations x 1.8 GHz, the 910B2's in CANN's Ascend910B2C.ini; 353 in "
+                f"{_ATLAS_A2}; 315 measured ({_MEASURED}/109)",
+                rate=_ATLAS_A2,
                 link=_LIKE_910C,
                 network=_LIKE_910C,
             ),
@@ -165,7 +177,7 @@ DEVICES: dict[str, Device] = {
         ),
     )
 }
-"""Devices by name; `source` says UNVERIFIED of a figure that no public source gives."""
+"""Devices by name; `source` says UNVERIFIED of a figure that is not the vendor's own, or that no source gives."""
 
 
 def device(name: str) -> Device:

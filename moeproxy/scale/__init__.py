@@ -4,7 +4,8 @@ from moeproxy.scale.chakra import write_chakra
 from moeproxy.scale.emulate import emulate, record, run_real
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.estimate import estimate
-from moeproxy.scale.hottest import hottest_rank
+from moeproxy.scale.finding import find_hottest, rank_peaks
+from moeproxy.scale.hottest import fullest_by_sum
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.recording import Recording
@@ -20,7 +21,9 @@ __all__ = [
     "device_time",
     "emulate",
     "estimate",
-    "hottest_rank",
+    "find_hottest",
+    "fullest_by_sum",
+    "rank_peaks",
     "record",
     "recorded_time",
     "run_real",

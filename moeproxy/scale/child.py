@@ -19,7 +19,7 @@ def main(
     """Do a task and send (error, result) to the parent; one of the two is None.
 
     Args:
-        task: "emulate", "real" or "replay".
+        task: "emulate", "peaks", "real" or "replay".
         request: its arguments.
         log: file that takes all this process writes.
         environment: of the parent.
@@ -40,6 +40,7 @@ def main(
 
 
 def _done(task: str, request: Mapping[str, Any]) -> Any:
-    from moeproxy.scale import tasks  # here: torch reads the environment when it is imported
+    from moeproxy.scale import probing, tasks  # here: torch reads the environment when it is imported
 
-    return {"emulate": tasks.emulate, "real": tasks.real, "replay": tasks.replay}[task](**request)
+    known = {"emulate": tasks.emulate, "peaks": probing.peaks, "real": tasks.real, "replay": tasks.replay}
+    return known[task](**request)

@@ -20,6 +20,8 @@ from moeproxy.scale.recording import Recording, checksum, rank_file, write_index
 from moeproxy.scale.routing import Routing
 
 Level = Literal["fake", "exec", "replay"]
+LIMIT_S = 3600.0
+"""Seconds after which an emulation is given up, unless the caller says otherwise."""
 
 
 def emulate(
@@ -33,7 +35,7 @@ def emulate(
     recording: Recording | str | Path | None = None,
     repeats: int = 5,
     cancel: threading.Event | None = None,
-    timeout: float | None = None,
+    timeout: float | None = LIMIT_S,
 ) -> Emulation:
     """Run a training step as rank `rank` of a world whose other ranks are virtual, in a process of its own.
 
@@ -47,13 +49,13 @@ def emulate(
         program: the update step.
         world: ranks of FSDP2 in all.
         ep: ranks over which a layer's experts are spread; 1 for pure FSDP2 (there routing moves no bytes).
-        rank: the one to look at; `hottest_rank` finds the fullest.
+        rank: the one to look at; `find_hottest` finds the fullest.
         routing: how many rows go where; balanced by default. Not for "replay".
         level: see above.
         recording: for "replay", what `record` made.
         repeats: for "exec", steps whose memory and time are measured.
         cancel: set it from another thread to stop.
-        timeout: seconds allowed.
+        timeout: seconds allowed; None for no limit.
 
     Raises:
         ScaleError: the world cannot be divided so, routing and model do not fit together, or the process failed.
@@ -63,7 +65,7 @@ def emulate(
         >>> emulate(program, world=1024, ep=64)
         Emulation(rank 0 of 1024, ep 64, fake, balanced; peak 6.45 GiB in forward)
     """
-    _check_kinds(program, routing, timeout)
+    check_kinds(program, routing, timeout)
     layout = Layout(world, ep, rank)
     layout.check_experts(program.n_experts)
     if level not in get_args(Level):
@@ -85,7 +87,8 @@ def emulate(
     return call("emulate", [request], cancel=cancel, timeout=timeout)[0]
 
 
-def _check_kinds(program: GRPOProgram, routing: Routing | None, timeout: float | None) -> None:
+def check_kinds(program: GRPOProgram, routing: Routing | None, timeout: float | None) -> None:
+    """Raise ScaleError unless all are of the right type."""
     checks.kind(GRPOProgram, "pass GRPOProgram(json.loads(config_text), prompt=..., completion=...)", program=program)
     if routing is not None:
         checks.kind(Routing, "pass Routing.balanced(n_experts), .skewed, .from_profile or .from_trace", routing=routing)
@@ -126,7 +129,7 @@ def run_real(
     steps: int = 2,
     repeats: int = 5,
     cancel: threading.Event | None = None,
-    timeout: float | None = None,
+    timeout: float | None = LIMIT_S,
 ) -> list[tuple[Emulation, Routing]]:
     """Run all ranks for real over gloo on this machine; return each one's measurements and its exact routing.
 
@@ -139,7 +142,7 @@ def run_real(
             of other threads.
         cancel, timeout: as in `emulate`.
     """
-    _check_kinds(program, None, timeout)
+    check_kinds(program, None, timeout)
     checks.whole(1, steps=steps, repeats=repeats)
     found = _ranks(program, Layout(world, ep), steps, repeats, None, cancel, timeout)
     return [(result, _routing(program, notes, result.rank)) for result, notes in found]
@@ -153,7 +156,7 @@ def record(
     *,
     steps: int = 4,
     cancel: threading.Event | None = None,
-    timeout: float | None = None,
+    timeout: float | None = LIMIT_S,
 ) -> Recording:
     """Run all ranks for real over gloo and keep what each got from the others, for `emulate(level="replay")`.
 
@@ -166,7 +169,7 @@ def record(
     Raises:
         ScaleError: `path` exists, or a rank failed.
     """
-    _check_kinds(program, None, timeout)
+    check_kinds(program, None, timeout)
     checks.whole(1, steps=steps)
     if Path(path).exists():
         raise ScaleError("exists already", where=path, remedy="remove it or choose another path")

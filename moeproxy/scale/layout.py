@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from moeproxy.errors import ScaleError
 from moeproxy.scale import checks
 
+MOST_RANKS = 2**20
+"""The largest world: a mesh lists all its ranks, which takes 1.4 GiB and a quarter of a minute for so many."""
 _MOST = 16
 """Possible sizes that an error lists."""
 
@@ -33,6 +35,12 @@ class Layout:
         checks.whole(world=self.world, ep=self.ep, rank=self.rank)
         if self.world < 2:
             raise ScaleError(f"a world of {self.world}", expected="at least 2 ranks")
+        if self.world > MOST_RANKS:
+            raise ScaleError(
+                f"a world of {self.world:,} ranks",
+                expected=f"at most {MOST_RANKS:,}",
+                remedy="choose a smaller world",
+            )
         if self.ep < 1 or self.world % self.ep:
             raise ScaleError(
                 f"expert parallelism over {self.ep} ranks does not divide a world of {self.world}",

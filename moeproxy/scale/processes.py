@@ -38,7 +38,7 @@ def call(
     requests: Sequence[Mapping[str, Any]],
     *,
     cancel: threading.Event | None = None,
-    timeout: float | None = None,
+    timeout: float | None,
 ) -> list[Any]:
     """Do `task` once for every request, all at the same time, each in a fresh process; return the results in order.
 
@@ -57,7 +57,7 @@ def call(
         try:
             for number, request in enumerate(requests):
                 running.append(_start(task, request, Path(folder) / str(number)))
-            return _results(running, cancel, None if timeout is None else time.monotonic() + timeout)
+            return _results(running, cancel, timeout)
         finally:
             for one in running:
                 one.process.terminate()
@@ -75,13 +75,17 @@ def _start(task: str, request: Mapping[str, Any], log: Path) -> _Running:
     return _Running(process, ours, log)
 
 
-def _results(running: list[_Running], cancel: threading.Event | None, until: float | None) -> list[Any]:
+def _results(running: list[_Running], cancel: threading.Event | None, timeout: float | None) -> list[Any]:
     results: dict[int, Any] = {}
+    until = None if timeout is None else time.monotonic() + timeout
     while len(results) < len(running):
         if cancel is not None and cancel.is_set():
             raise Cancelled("stopped on request")
         if until is not None and time.monotonic() > until:
-            raise ScaleError("the emulation took too long", remedy="take fewer layers, or allow more time")
+            raise ScaleError(
+                f"the emulation took too long: it was ended after {timeout:,.0f} s",
+                remedy="take fewer layers (`program.sliced`), sequences or ranks, or pass a larger `timeout`",
+            )
         waiting = {one.connection: place for place, one in enumerate(running) if place not in results}
         for ready in wait(list(waiting), _LOOK):
             place = waiting[ready]  # pyright: ignore[reportArgumentType]

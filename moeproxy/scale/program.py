@@ -13,6 +13,8 @@ from moeproxy.experts.families import Family, family_of, lookup
 from moeproxy.proxy.plan import possible_counts
 from moeproxy.scale import checks
 
+MOST_SEQUENCES = 4096
+"""Most sequences of a step on a rank: the log-probs (TRL's) go through them one by one, some 7 ms each to emulate."""
 PHASES = ("old log-probs", "forward", "loss", "backward", "optimizer")
 
 
@@ -61,6 +63,7 @@ class GRPOProgram:
             completion=self.completion,
             micro_batches=self.micro_batches,
         )
+        self._check_sequences()
         checks.whole(0, seed=self.seed)
         checks.real(0, learning_rate=self.learning_rate, clip=self.clip)
         checks.real(0, above=True, temperature=self.temperature, max_norm=self.max_norm)
@@ -71,6 +74,14 @@ class GRPOProgram:
                 remedy="shorten prompt or completion",
             )
         self._check_config()
+
+    def _check_sequences(self) -> None:
+        if self.sequences * self.micro_batches > MOST_SEQUENCES:
+            raise ScaleError(
+                f"{self.sequences:,} sequences x {self.micro_batches:,} micro-batches on each rank",
+                expected=f"at most {MOST_SEQUENCES:,} sequences a step and rank",
+                remedy="take fewer sequences; where gradients are summed, 2 micro-batches show what many need",
+            )
 
     def _check_config(self) -> None:
         for key in ("hidden_size", "vocab_size", "moe_intermediate_size", "num_attention_heads"):

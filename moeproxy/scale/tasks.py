@@ -8,7 +8,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,31 @@ def emulate(
     """Emulate one rank: `level` "fake" without memory or values, "exec" with both."""
     began, asked = time.monotonic(), GRPOProgram.from_dict(program)
     source = Routing.from_dict(routing)
-    _prepare()
-    dispatch.VirtualExchange.routing, dispatch.VirtualExchange.layout = source, layout
-    virtual.join_virtual(layout, "fake" if level == "fake" else backends.VIRTUAL)
-    plan = distributed_plan(asked, layout, "virtual")
-    with virtual.tensors(fake=level == "fake"):
-        training = Training(asked, layout, plan)
-        training.step()  # the optimizer's state comes into being
-        dispatch.VirtualExchange.calls.clear()
+    with virtual_rank(asked, layout, source, fake=level == "fake") as training:
         course, _loss = metered(training)
         measured = _repeated(training, repeats) if level == "exec" else {}
     return _result(asked, layout, level, source.source, course, began, **measured)
+
+
+@contextmanager
+def virtual_rank(program: GRPOProgram, layout: Layout, routing: Routing, *, fake: bool) -> Iterator[Training]:
+    """Make this process one rank of a virtual world and yield its training, one step old.
+
+    Args:
+        program: what is trained.
+        layout: this rank's place.
+        routing: how many rows go where.
+        fake: tensors have no memory.
+    """
+    _prepare()
+    dispatch.VirtualExchange.routing, dispatch.VirtualExchange.layout = routing, layout
+    virtual.join_virtual(layout, "fake" if fake else backends.VIRTUAL)
+    plan = distributed_plan(program, layout, "virtual")
+    with virtual.tensors(fake=fake):
+        training = Training(program, layout, plan)
+        training.step()  # the optimizer's state comes into being
+        dispatch.VirtualExchange.calls.clear()
+        yield training
 
 
 def real(

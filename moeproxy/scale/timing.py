@@ -3,12 +3,18 @@
 No single number is given. A rank's own computing and the time on the wire are each bounded by assumptions that stand
 beside the result, and how much of them overlaps is not known: the low end assumes that the shorter hides behind the
 longer, the high end that nothing overlaps. Waiting for slower ranks is in recorded communication and in no formula.
+
+Measured steps are few and noisy: a further step lies outside the smallest and largest of n with odds of 2 in n + 1. So
+their range is where a further one lies with 95 %, if the logarithms of seconds are normally distributed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
 
 from moeproxy.errors import ScaleError
 from moeproxy.proxy.hardware import Device
@@ -16,6 +22,10 @@ from moeproxy.scale.emulation import Emulation, Traffic
 from moeproxy.scale.recording import Recording
 
 Range = tuple[float, float]
+SHARE = 0.95
+"""Share of further steps that a range of measured ones is to hold."""
+FEWEST = 3
+"""Measured steps with which there is a range."""
 UTILISATION: Range = (0.1, 0.5)
 """Share of the peak rate that computing reaches: small grouped products at the low end, large dense ones above."""
 LINKS: Range = (0.4, 0.9)
@@ -32,7 +42,7 @@ class StepTime:
         compute, communication: each alone.
         basis: what they rest on, in words.
         machine: for which machine they hold.
-        measured: seconds of the real step, smallest and largest, where there was one.
+        measured: seconds of the real steps, smallest and largest as they were, where there were any.
     """
 
     compute: Range
@@ -55,23 +65,52 @@ def recorded_time(recording: Recording, alone: Emulation) -> StepTime:
     """Put together a recorded rank's step: what it computes alone and what its collectives took in the real run.
 
     Both are for the machine of the recording, whose ranks wait for each other (and for processor cores, where there
-    are fewer of them than ranks). The first step, which makes the optimizer's state, does not count.
+    are fewer of them than ranks). The first step, which makes the optimizer's state, does not count, nor the last,
+    which is metered in the replay.
 
     Args:
         recording: of the real run.
         alone: `emulate(level="replay")` of one of its ranks.
 
     Raises:
-        ScaleError: `alone` is no replay of this recording, or there are fewer than three steps.
+        ScaleError: `alone` is no replay of this recording, or there are fewer than five steps.
     """
     if alone.level != "replay" or (alone.world, alone.ep) != (recording.world, recording.ep):
         raise ScaleError(f"{alone!r} is no replay of {recording.path}", remedy="replay a rank of this recording")
-    if len(alone.seconds) < 2:
-        raise ScaleError(f"a recording of {recording.steps} steps", expected="3 or more, since the first is left out")
+    if len(alone.seconds) < FEWEST + 1:
+        raise ScaleError(
+            f"a recording of {recording.steps} steps",
+            expected=f"{FEWEST + 2} or more, since the first and the last are left out",
+            remedy="record more steps",
+        )
     spent = recording.communication(alone.rank)[1:]
-    basis = "computing as replayed alone, communication as recorded, waiting included"
+    computed, communicated = likely(alone.seconds[1:]), likely(spent)
+    basis = (
+        f"{SHARE:.0%} ranges of {len(alone.seconds) - 1} steps computed alone and of {len(spent)} steps' communication "
+        "as recorded, waiting included"
+    )
     real = recording.seconds[alone.rank][1:]
-    return StepTime(_range(alone.seconds[1:]), _range(spent), basis, recording.provenance["machine"], _range(real))
+    return StepTime(computed, communicated, basis, recording.provenance["machine"], (min(real), max(real)))
+
+
+def likely(seconds: Sequence[float]) -> Range:
+    """Return where a further step lies with `SHARE`, by Student's distribution of the logarithms.
+
+    Args:
+        seconds: measured steps, `FEWEST` or more.
+
+    Raises:
+        ScaleError: there are fewer, or one took no time.
+    """
+    if len(seconds) < FEWEST or min(seconds) <= 0:
+        raise ScaleError(
+            f"measured seconds {', '.join(f'{one:.3g}' for one in seconds) or 'of no step'}",
+            expected=f"{FEWEST} steps or more, each above 0",
+            remedy="measure more steps",
+        )
+    logs = np.log(seconds)
+    reach = stats.t.ppf((1 + SHARE) / 2, len(logs) - 1) * logs.std(ddof=1) * np.sqrt(1 + 1 / len(logs))
+    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
 def device_time(
@@ -88,12 +127,13 @@ def device_time(
     Args:
         emulation: of any level.
         on: device type.
-        compute: measured seconds of the rank's computing on such a device, instead of counted operations.
+        compute: measured seconds of the rank's computing on such a device, `FEWEST` steps or more, instead of counted
+            operations.
         utilisation, links: shares of the peak rates that are reached, low and high.
         latency: seconds of a collective for each doubling of its group, low and high.
 
     Raises:
-        ScaleError: a range is no range.
+        ScaleError: a range is no range, or too few steps were measured.
 
     Example:
         >>> device_time(emulate(program.sliced(4), 1024, 64), DEVICES["H100"])
@@ -110,9 +150,10 @@ def device_time(
         for share, wait in zip(reversed(links), latency, strict=True)
     )
     return StepTime(
-        _range(compute) if compute is not None else (counted[0], counted[1]),
+        likely(compute) if compute is not None else (counted[0], counted[1]),
         (spent[0], spent[1]),
-        f"{'computing as measured' if compute is not None else rests}, links at {links[0]:.0%} to {links[1]:.0%}",
+        f"{f'{SHARE:.0%} range of {len(compute)} measured steps' if compute is not None else rests}, "
+        f"links at {links[0]:.0%} to {links[1]:.0%}",
         on.name,
     )
 
@@ -128,11 +169,6 @@ def _seconds(traffic: Traffic, on: Device, world: int, share: float, wait: float
     link = on.link_gb_s if reach <= on.per_node else on.network_gb_s
     doublings = (traffic.group - 1).bit_length()
     return traffic.count * (wait * doublings + moved / (link * 1e9 * share))
-
-
-def _range(values: Iterable[float]) -> Range:
-    found = list(values)
-    return min(found), max(found)
 
 
 def span(given: Range, digits: int = 3) -> str:

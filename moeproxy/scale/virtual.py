@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._tools.fake_collectives
 import transformers.masking_utils
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -30,6 +31,22 @@ def join_virtual(layout: Layout, backend: str = "fake") -> None:
     """
     dist.init_process_group(backend, rank=layout.rank, world_size=layout.world, store=FakeStore())
     _fsdp_param._chunk_with_empty = _Chunks  # pyright: ignore[reportPrivateImportUsage]
+    device_mesh.new_group = _own_groups(layout.rank)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _own_groups(rank: int) -> Any:
+    """Return torch's `new_group` for one rank: groups of others are not made.
+
+    A mesh asks every rank to help to make every group, since real ones are made together. In a world of 2^20 ranks that
+    is five million groups and most of a minute, and nobody is there who waits.
+    """
+
+    def new_group(ranks: Any = None, **options: Any) -> Any:
+        if ranks is not None and rank not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return dist.new_group(ranks, **options)
+
+    return new_group
 
 
 class _Chunks:

@@ -17,7 +17,8 @@ ASKED = """
 import json, sys
 import numpy as np
 from moeproxy.errors import MoeproxyError
-from moeproxy.scale import GRPOProgram, Layout, Routing, emulate, estimate, hottest_rank, record, run_real
+from moeproxy.scale import GRPOProgram, Layout, Routing, emulate, estimate, find_hottest, fullest_by_sum
+from moeproxy.scale import record, run_real
 C = json.loads(sys.argv[1])
 P = GRPOProgram(C, prompt=8, completion=8)
 nan = float("nan")
@@ -49,8 +50,10 @@ calls = {
     "sliced float": lambda: P.sliced(1.5),
     "pruned str": lambda: P.pruned("4"),
     "load str": lambda: estimate(P, 4, 2, "1"),
-    "hottest str": lambda: hottest_rank("balanced", Layout(4, 2), n_layers=2),
-    "hottest 0": lambda: hottest_rank(Routing.balanced(8), Layout(4, 2), n_layers=0),
+    "hottest str": lambda: fullest_by_sum("balanced", Layout(4, 2), n_layers=2),
+    "hottest 0": lambda: fullest_by_sum(Routing.balanced(8), Layout(4, 2), n_layers=0),
+    "find routing": lambda: find_hottest(P, 4, 2, "balanced"),
+    "find world": lambda: find_hottest(P, "4", 2),
 }
 said = {}
 for name, call in calls.items():
@@ -66,7 +69,7 @@ print(json.dumps(said))
 def test_wrong_types_are_refused_with_what_was_found_and_expected() -> None:
     done = subprocess.run([sys.executable, "-c", ASKED, json.dumps(TINY)], capture_output=True, text=True, check=True)
     said: dict[str, list[str]] = json.loads(done.stdout)
-    assert len(said) == 29
+    assert len(said) == 31
     wrong = {name: told for name, told in said.items() if told[0] != "ScaleError" or not all(told[1:])}
     assert wrong == {}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from moeproxy.errors import ScaleError
 from moeproxy.experts.checkpoint import Checkpoint
 from moeproxy.experts.profile import profile
-from moeproxy.scale import Layout, Routing, hottest_rank
-from moeproxy.scale.hottest import AGAIN, BESIDE, rank_loads
+from moeproxy.scale import Layout, Routing, fullest_by_sum
+from moeproxy.scale.hottest import AGAIN, BESIDE, certain, rank_loads, rank_rows
 from moeproxy.scale.rounding import integers
 from moeproxy.scale.routing_trace import loads
 from moeproxy.traces.trace import RunInfo, Trace, load_dir
@@ -108,9 +108,9 @@ def test_the_hot_rank_is_that_of_the_sum_or_of_the_worst_layer() -> None:
     share_LE = np.array([[0.5, 0.3, 0.2, 0.0], [0.1, 0.45, 0.2, 0.25], [0.1, 0.45, 0.2, 0.25]])
     routing = Routing("made up", share_LE)
     layout = Layout(8, 4, 6)
-    assert hottest_rank(routing, layout, n_layers=3) == 1
-    assert hottest_rank(routing, layout, n_layers=3, checkpointing=True) == 0
-    assert hottest_rank(Routing.balanced(8), layout, n_layers=2) == 0, "the first group has the largest shards"
+    assert fullest_by_sum(routing, layout, n_layers=3) == 1
+    assert fullest_by_sum(routing, layout, n_layers=3, checkpointing=True) == 0
+    assert fullest_by_sum(Routing.balanced(8), layout, n_layers=2) == 0, "the first group has the largest shards"
     last = [0.7 + 0.1 * AGAIN, 1.2 + 0.45 * AGAIN, 0.6 + 0.2 * AGAIN, 0.5 + 0.25 * AGAIN]
     assert rank_loads(routing, 4, 3).tolist() == pytest.approx([4 * one / (3 + AGAIN) for one in last])
     # A layer without any row: the peak is in the backward pass of the one before.
@@ -123,7 +123,18 @@ def test_the_hot_rank_is_that_of_the_sum_or_of_the_worst_layer() -> None:
     assert rank_loads(routing, 4, 3, checkpointing=True).tolist() == pytest.approx([2.0, 1.8, 0.8, 1.0])
     exact = Routing.recorded(8, [[([1], [1])]])
     with pytest.raises(ScaleError, match="belong to one rank"):
-        hottest_rank(exact, layout, n_layers=1)
+        fullest_by_sum(exact, layout, n_layers=1)
+
+
+def test_a_rank_that_gets_most_in_every_layer_is_certain() -> None:
+    assert certain(np.array([[3, 5, 5], [1, 2, 2]])) == 1
+    assert certain(np.array([[3, 5, 4], [1, 2, 3]])) is None
+    assert certain(np.array([[2, 2], [2, 2]])) == 0
+    share_LE = np.array([[0.5, 0.1, 0.2, 0.2], [0.25, 0.25, 0.0, 0.5]])
+    rows_LR = rank_rows(Routing("made up", share_LE), 2, 3, pairs=101, top_k=1)
+    assert rows_LR.tolist() == [[61, 40], [51, 50], [61, 40]], "the layers' shares in turn, no row lost"
+    with pytest.raises(ScaleError, match="at most each token once"):
+        rank_rows(Routing("made up", share_LE), 2, 3, pairs=101, top_k=3)
 
 
 def test_stretching_keeps_the_unevenness_of_ranks() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from moeproxy.errors import ScaleError
 from moeproxy.proxy.hardware import Device
 from moeproxy.scale import Recording, device_time, recorded_time
-from moeproxy.scale.timing import StepTime
+from moeproxy.scale.timing import StepTime, likely
 from tests.scale.made import made_emulation
 
 MADE = Device("made", 80, 1000, 3, 100, 10, 8, "by hand")
@@ -31,9 +32,23 @@ def test_seconds_by_hand() -> None:
 
 
 def test_measured_computing_takes_the_place_of_counted() -> None:
-    found = device_time(made_emulation(), MADE, compute=(0.3, 0.2, 0.4))
-    assert found.compute == (0.2, 0.4)
-    assert "as measured" in found.basis
+    found = device_time(made_emulation(), MADE, compute=(0.4, 0.2, 0.8))
+    # Logarithms to base 2 with deviation 1 around 0.4; Student's 95 % for two degrees of freedom is 4.3027.
+    reach = 2 ** (4.3027 * (4 / 3) ** 0.5)
+    assert found.compute == (pytest.approx(0.4 / reach, rel=1e-3), pytest.approx(0.4 * reach, rel=1e-3))
+    assert "95% range of 3 measured steps" in found.basis
+    with pytest.raises(ScaleError, match=r"0\.2, 0\.3.*3 steps or more"):
+        device_time(made_emulation(), MADE, compute=(0.2, 0.3))
+
+
+def test_a_range_holds_as_many_further_steps_as_it_says() -> None:
+    draw = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        *seen, further = np.exp(draw.normal(size=6))
+        low, high = likely(seen)
+        held += low <= further <= high
+    assert 0.935 < held / 2000 < 0.965
 
 
 def test_what_can_hide_hides_at_the_low_end() -> None:
@@ -55,16 +70,26 @@ def test_recorded_seconds_are_summed_by_step(tmp_path: Path) -> None:
     from moeproxy.scale.recording import write_index, write_log
 
     program = made_emulation().program
-    runs = {"losses": [[0.0] * 3], "logprobs": [[0.0] * 3], "weights": [""], "seconds": [[9.0, 1.0, 1.5]]}
-    write_index(tmp_path, program=program, world=2, ep=1, steps=3, provenance={"machine": "a box"}, **runs)
-    events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in (5.0, 4.0, 0.1, 0.2, 0.3, 0.3)]
+    runs = {"losses": [[0.0] * 5], "logprobs": [[0.0] * 5], "weights": [""], "seconds": [[9.0, 1.0, 1.5, 1.1, 1.2]]}
+    write_index(tmp_path, program=program, world=2, ep=1, steps=5, provenance={"machine": "a box"}, **runs)
+    spent = (5.0, 4.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.15, 0.2, 0.4)
+    events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in spent]
     write_log(tmp_path / "rank-0.safetensors", {"0,1#1": events})
     recording = Recording.open(tmp_path)
-    assert recording.communication(0) == (9.0, pytest.approx(0.3), pytest.approx(0.6))
-    alone = made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8))
+    assert recording.communication(0) == pytest.approx((9.0, 0.3, 0.6, 0.3, 0.6))
+    alone = made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8, 0.8, 0.8))
     found = recorded_time(recording, alone)
-    assert (found.compute, found.measured) == ((0.8, 0.8), (1.0, 1.5))
-    assert found.communication == (pytest.approx(0.3), pytest.approx(0.6))
+    assert found.compute == (pytest.approx(0.8), pytest.approx(0.8))
+    assert found.measured == (1.0, 1.5)
+    # Student's 95 % for three degrees of freedom is 3.1824; the logarithms to base 2 deviate by 1 / sqrt(3).
+    reach = 3.1824 * (1 + 1 / 4) ** 0.5 / 3**0.5
+    assert found.communication == (
+        pytest.approx(0.3 * 2 ** (0.5 - reach), rel=1e-3),
+        pytest.approx(0.3 * 2 ** (0.5 + reach), rel=1e-3),
+    )
+    assert "3 steps computed alone and of 4 steps" in found.basis
+    with pytest.raises(ScaleError, match=r"5 or more.*record more steps"):
+        recorded_time(recording, made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8, 0.8)))
     assert found.machine == "a box"
     with pytest.raises(ScaleError, match="no replay"):
         recorded_time(recording, made_emulation())

@@ -213,11 +213,8 @@ class ScalePanel:
             cases, on = self._cases, DEVICES[str(self.on.value)]
             whole = all(self.emulations.get(case, None) for case in cases)
             layers = None if whole else SLICE
-            courses = [
-                Course(case.label, case.model, case.hottest, found)
-                for case in cases
-                if (found := self.emulations.get(case, layers))
-            ]
+            pairs = [(case.found(made.rank), made) for case in cases if (made := self.emulations.get(case, layers))]
+            courses = [Course(case.label, case.model, case.hottest, made) for case, made in pairs]
             fresh = len(courses) == len(cases)
             self.view = ScaleView(
                 bars=[self._bar(case) for case in cases],
@@ -231,7 +228,7 @@ class ScalePanel:
             self.summary.say(self.view.describe())
             self.advice.value = advice_html(self.view, cases)
             if fresh:
-                table = emulated_table(courses, cases, layers, on)
+                table = emulated_table(courses, [case for case, _ in pairs], layers, on)
                 self.emulated.show(table, f"Emulated: {self.view.depth}")
             self._show_plan(on)
 
@@ -241,9 +238,9 @@ class ScalePanel:
         self.planner.show(table, f"Fewest {on.name} for RL with {settings.name}: {plan}")
 
     def _bar(self, case: Case) -> Bar:
-        if found := self.emulations.get(case, None):
-            return Bar(case.label, dict(found.peak), True, case.model, case.hottest)
-        summed = estimate(case.program, case.layout.world, case.layout.ep, case.load)
+        if made := self.emulations.get(case, None):
+            return Bar(case.found(made.rank).label, dict(made.peak), True, case.model, case.hottest)
+        summed = estimate(case.program, case.layout.world, case.layout.ep, case.load())
         return Bar(case.label, summed.peak, False, case.model, case.hottest)
 
     def _put(self, view: ScaleView) -> None:

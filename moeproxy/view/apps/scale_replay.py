@@ -15,7 +15,7 @@ from moeproxy.scale.emulate import emulate, record
 from moeproxy.scale.emulation import Emulation, gib
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.recording import Recording
-from moeproxy.scale.timing import StepTime, recorded_time, span
+from moeproxy.scale.timing import FEWEST, SHARE, StepTime, recorded_time, span
 from moeproxy.view.apps.tables import LiveTable
 from moeproxy.view.apps.ui import Job, Report, Status
 
@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 """A Qwen3 MoE small enough to train in two processes of one machine within seconds."""
-WORLD, EP, STEPS = 2, 2, 4
-_TIMED = 3
+WORLD, EP, STEPS = 2, 2, 10
+_TIMED = FEWEST + 2
 """Steps with which seconds are a range: the first makes the optimizer's state, the last is metered."""
 
 
@@ -138,7 +138,7 @@ def _row(recording: Recording, alone: Emulation) -> dict[str, object]:
         "arises in": f"{alone.peak_phase}, {alone.peak_module or 'outside any module'}",
     }
     if recording.steps < _TIMED:
-        return row | {"seconds": f"need {_TIMED} steps or more, since the first does not count"}
+        return row | {"seconds": f"need {_TIMED} steps or more, since the first and the last do not count"}
     return row | _times(recorded_time(recording, alone))
 
 
@@ -148,8 +148,8 @@ def _equal(found: object, real: object) -> str:
 
 def _times(time: StepTime) -> dict[str, object]:
     return {
-        "computing, s": span(time.compute, 2),
-        "communication, s": span(time.communication, 2),
+        f"computing, s ({SHARE:.0%})": span(time.compute, 2),
+        f"communication, s ({SHARE:.0%})": span(time.communication, 2),
         "together, s": span(time.total, 2),
         "real steps, s": span(time.measured, 2) if time.measured else "",
         "machine": time.machine,

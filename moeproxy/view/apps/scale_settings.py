@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from moeproxy.errors import ScaleError
 from moeproxy.places import data_dir
-from moeproxy.scale.hottest import hottest_rank, rank_loads
+from moeproxy.scale.hottest import certain, fullest_by_sum, rank_loads, rank_rows
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.routing import Routing
@@ -93,14 +95,14 @@ class Settings:
             program, routing = self.program(model), self.route(model)
             layout = Layout(self.world, self.ep, self.rank)
             layout.check_experts(program.n_experts)
-            routing.rank_shares(self.ep, program.top_k)
-            moe_layers = program.n_layers - program.n_dense
-            saved = self.checkpointing
-            loads_R = rank_loads(routing, self.ep, moe_layers, saved)
-            hottest = hottest_rank(routing, layout, n_layers=moe_layers, checkpointing=saved)
-            for rank in dict.fromkeys((self.rank, hottest)):
-                load = float(loads_R[rank % self.ep])
-                found.append(Case(model, replace(layout, rank=rank), rank == hottest, program, routing, load))
+            moe_layers, pairs = _moe_layers(program), program.sequences * program.tokens * program.top_k
+            hottest = certain(rank_rows(routing, self.ep, moe_layers, pairs, program.top_k))
+            sure = hottest is not None
+            if hottest is None:
+                hottest = fullest_by_sum(routing, layout, n_layers=moe_layers, checkpointing=self.checkpointing)
+            # Where the sum's rank may turn out not to be the fullest, the chosen one stands apart in any case.
+            ranks = [(hottest, True)] if sure and self.rank == hottest else [(self.rank, False), (hottest, True)]
+            found += [Case(model, replace(layout, rank=rank), hot, program, routing, sure) for rank, hot in ranks]
         return found
 
 
@@ -114,7 +116,7 @@ class Case:
         hottest: whether no rank holds more.
         program: its update step, whole depth.
         routing: how many rows go where.
-        load: rows of this rank over the mean.
+        sure: the hottest is so whatever a row weighs; otherwise `find_hottest` must find it.
     """
 
     model: str
@@ -122,17 +124,38 @@ class Case:
     hottest: bool
     program: GRPOProgram
     routing: Routing
-    load: float
+    sure: bool = True
 
     @property
     def label(self) -> str:
-        """Short name, with the hottest rank marked."""
+        """Short name, with the hottest rank marked, and whether it is the sum alone that says so."""
         model = self.model if self.model == "original" else f"proxy-{self.program.n_experts}"
-        return f"{model}, rank {self.layout.rank}{' (hottest)' if self.hottest else ''}"
+        how = "" if self.sure else " by the sum"
+        return f"{model}, rank {self.layout.rank}{f' (hottest{how})' if self.hottest else ''}"
+
+    def load(self, layers: int | None = None) -> float:
+        """Return the rows over the mean with which the planner's sum counts for so many layers (`rank_loads`)."""
+        program = self.sliced(layers)
+        loads_R = rank_loads(self.routing, self.layout.ep, _moe_layers(program), program.checkpointing)
+        return float(loads_R[self.layout.ep_rank])
+
+    def rows(self, layers: int | None = None) -> float:
+        """Return the rows that this rank gets over the mean rank's, in all of so many layers."""
+        share_L = self.routing.rank_shares(self.layout.ep)[:, self.layout.ep_rank]
+        numbers = np.arange(_moe_layers(self.sliced(layers))) % len(share_L)
+        return float(share_L[numbers].mean() * self.layout.ep)
+
+    def found(self, rank: int) -> Case:
+        """Return the case of the rank that was emulated for this one: where the hottest was searched, another maybe."""
+        return self if self.sure else replace(self, layout=replace(self.layout, rank=rank), sure=True)
 
     def sliced(self, layers: int | None) -> GRPOProgram:
         """Return the program for so many layers; whole depth for None, or where the model has fewer."""
         return self.program if layers is None else self.program.sliced(min(layers, self.program.n_layers))
+
+
+def _moe_layers(program: GRPOProgram) -> int:
+    return max(program.n_layers - program.n_dense, 1)
 
 
 @lru_cache(maxsize=4)

@@ -43,11 +43,11 @@ def emulated_table(courses: Sequence[Course], cases: Sequence[Case], layers: int
 
 
 def _row(course: Course, case: Case, layers: int | None, on: Device) -> dict[str, object]:
-    found, layout = course.emulation, case.layout
-    summed = estimate(case.sliced(layers), layout.world, layout.ep, case.load).peak_bytes
+    found = course.emulation
+    summed = _summed(case, layers)
     return {
         "rank": course.label,
-        "rows over the mean": f"{case.load:.2f}",
+        "rows over the mean": f"{case.rows(layers):.2f}",
         "peak": gib(found.peak_bytes),
         "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.0%})",
         "arises in": f"{found.peak_phase}, {found.peak_module or 'outside any module'}",
@@ -56,13 +56,18 @@ def _row(course: Course, case: Case, layers: int | None, on: Device) -> dict[str
     }
 
 
+def _summed(case: Case, layers: int | None = None) -> float:
+    """Return the rank's peak for so many layers by the planner's sum, in bytes."""
+    return estimate(case.sliced(layers), case.layout.world, case.layout.ep, case.load(layers)).peak_bytes
+
+
 def advice_html(view: ScaleView, cases: Sequence[Case]) -> str:
     """Return what would make the fullest rank fit, as a list that screen readers announce; "" where all fit."""
     if not view.too_large:
         return ""
-    worst = max(cases, key=lambda case: estimate(case.program, case.layout.world, case.layout.ep, case.load).peak_bytes)
+    worst = max(cases, key=_summed)
     room = view.room_gib * view.usable * GIB
-    ways = ways_to_fit(worst.program, worst.layout, worst.load, room)
+    ways = ways_to_fit(worst.program, worst.layout, worst.load(), room)
     larger = sorted(one.memory_gib for one in DEVICES.values() if one.memory_gib > view.room_gib)
     need = max(bar.nbytes for bar in view.bars) / GIB / view.usable
     ways += [f"a device of {size:g} GiB" for size in larger if size >= need][:1]
@@ -105,5 +110,5 @@ def planned(settings: Settings, shape: ModelShape, plan: str, on: Device) -> pd.
 def devices_view() -> widgets.Widget:
     """Return the device types with their figures and sources, whole, as a table to look at."""
     table = LiveTable(420)
-    table.show(devices_table(), "Device types; UNVERIFIED marks what no public source gives")
+    table.show(devices_table(), "Device types; UNVERIFIED marks what is not the vendor's own figure")
     return table.widget

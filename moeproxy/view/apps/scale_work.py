@@ -11,12 +11,15 @@ from typing import Any
 from moeproxy.lab.processes import usable_cores
 from moeproxy.scale.emulate import emulate
 from moeproxy.scale.emulation import Emulation
+from moeproxy.scale.finding import find_hottest
 from moeproxy.scale.processes import Cancelled as EmulationCancelled
 from moeproxy.view.apps.scale_settings import Case
 from moeproxy.view.apps.ui import Report, Status
 
 Found = dict[str, Emulation]
 """Emulations by `key`."""
+SLICE_LIMIT_S, WHOLE_LIMIT_S = 300.0, 3600.0
+"""Seconds after which an emulation of a slice, or of the whole depth, is given up."""
 
 
 class _Asked(threading.Event):
@@ -119,12 +122,20 @@ def key(case: Case, layers: int | None) -> str:
     """Return what decides an emulation: program, place and routing (which moves nothing without expert parallelism)."""
     layout = case.layout
     routing = case.routing.to_dict() if layout.ep > 1 else {}
-    return json.dumps([case.sliced(layers).to_dict(), layout.world, layout.ep, layout.rank, routing], sort_keys=True)
+    rank = "hottest" if _searched(case) else layout.rank
+    return json.dumps([case.sliced(layers).to_dict(), layout.world, layout.ep, rank, routing], sort_keys=True)
+
+
+def _searched(case: Case) -> bool:
+    return case.hottest and not case.sure
 
 
 def _one(case: Case, layers: int | None, stop: threading.Event) -> Emulation:
-    layout = case.layout
-    return emulate(case.sliced(layers), layout.world, layout.ep, layout.rank, case.routing, cancel=stop)
+    program, layout = case.sliced(layers), case.layout
+    limits = {"cancel": stop, "timeout": WHOLE_LIMIT_S if layers is None else SLICE_LIMIT_S}
+    if _searched(case):
+        return find_hottest(program, layout.world, layout.ep, case.routing, **limits)
+    return emulate(program, layout.world, layout.ep, layout.rank, case.routing, **limits)
 
 
 def _follow(futures: list[Future[Emulation]], cases: dict[str, Case], report: Report) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import moeproxy.view.apps.scale_work as work
@@ -27,6 +28,7 @@ class Emulator:
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int, int, int]] = []
+        self.searched: list[int] = []
         self.hold = threading.Event()
         self.error: Exception | None = None
 
@@ -40,11 +42,18 @@ class Emulator:
             time.sleep(0.01)
         return made_emulation(world=world, ep=ep, rank=rank, program=program.to_dict())
 
+    def find(self, program: GRPOProgram, world: int, ep: int, routing: Routing, **options: Any) -> Any:
+        """Stands for `find_hottest`: rank 1 in a slice, rank 2 in whole depth."""
+        assert options["timeout"] > 0
+        self.searched.append(program.n_layers)
+        return self(program, world, ep, 1 if program.n_layers == 4 else 2, routing, **options)
+
 
 @pytest.fixture
 def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
     made = Emulator()
     monkeypatch.setattr(work, "emulate", made)
+    monkeypatch.setattr(work, "find_hottest", made.find)
     yield made
     made.hold.clear()
 
@@ -205,6 +214,35 @@ def test_recorded_loads_are_each_models_own(emulator: Emulator) -> None:
     mine = panel_of(routing="recorded", follow=False, own=own)
     assert mine.settle()
     assert [bar.label for bar in mine.view.bars][1] == "original, rank 2 (hottest)"
+
+
+def test_where_layers_differ_the_hottest_rank_is_searched(emulator: Emulator) -> None:
+    share_LE = np.repeat(np.array([[0.32, 0.165, 0.2575, 0.2575]] * 5 + [[0.04, 0.50, 0.23, 0.23]]) / 2, 2, axis=1)
+    own = {"original": Routing("mine", share_LE), "proxy": Routing.balanced(4)}
+    panel = panel_of(routing="recorded", own=own, rank=3)
+    assert panel.settle()
+    assert emulator.searched == [4], "the proxy's is certain"
+    assert [bar.label for bar in panel.view.bars][:2] == ["original, rank 3", "original, rank 0 (hottest by the sum)"]
+    assert [course.label for course in panel.view.courses][:2] == ["original, rank 3", "original, rank 1 (hottest)"]
+    assert panel.found().rank == 1
+    # The slice has the first four layers, all alike; whole depth the last one too.
+    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == ["1.03", "0.66"]
+    panel.job.start_button.click()
+    assert panel.job.join(30) == "done"
+    assert emulator.searched == [4, 6]
+    assert [bar.label for bar in panel.view.bars][1] == "original, rank 2 (hottest)"
+    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == [f"{(5 * 0.2575 + 0.23) * 4 / 6:.2f}"] * 2
+
+
+def test_what_would_take_minutes_is_refused_in_the_panel(emulator: Emulator) -> None:
+    panel = panel_of(follow=False)
+    for wrong, words in (({"world": 10_000_000}, "at most 1,048,576"), ({"sequences": 10_000_000}, "at most 4,096")):
+        panel.choose(**wrong)
+        assert panel.settle()
+        assert panel.status.is_error
+        assert words in panel.status.text
+        panel.choose(world=16, sequences=1)
+    assert emulator.asked == []
 
 
 def test_a_failed_emulation_is_shown(emulator: Emulator) -> None:

@@ -1,0 +1,49 @@
+"""The peaks of all ranks of an expert-parallel group from a few metered steps of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from moeproxy.scale import dispatch
+from moeproxy.scale.hottest import peaks_of
+from moeproxy.scale.layout import Layout
+from moeproxy.scale.program import GRPOProgram
+from moeproxy.scale.rounding import integers
+from moeproxy.scale.routing import Routing
+from moeproxy.scale.tasks import metered, virtual_rank
+
+
+def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "L R"]) -> Int[np.ndarray, " R"]:
+    """Return the peak (R,) that a rank with rank 0's shards has, for each rank's rows, in bytes.
+
+    Where tensors do not grow with the rows of single layers, nothing is known: the largest number stands for each.
+
+    Args:
+        program: `GRPOProgram.to_dict()`.
+        layout: of rank 0.
+        rows_LR: rows that each rank gets from each of its peers, by MoE layer.
+    """
+    asked = GRPOProgram.from_dict(program)
+    layers = np.arange(len(rows_LR))
+    usual_L = np.full(len(rows_LR), max(asked.sequences * asked.tokens * asked.top_k // layout.ep, 1))
+    with virtual_rank(asked, layout, _given(asked, layout, usual_L), fake=True) as training:
+        courses = []
+        for rows_L in (usual_L, usual_L + 1, usual_L + 1 + layers):
+            dispatch.VirtualExchange.routing = _given(asked, layout, rows_L)
+            courses.append(metered(training)[0])
+    if all(one.owner == courses[0].owner for one in courses):
+        found_R = peaks_of([np.array(one.delta) for one in courses], rows_LR - usual_L[:, None])
+        if found_R is not None:
+            return found_R
+    return np.full(rows_LR.shape[1], np.iinfo(np.int64).max)
+
+
+def _given(program: GRPOProgram, layout: Layout, rows_L: Int[np.ndarray, " L"]) -> Routing:
+    """Return the routing of a rank to which each peer sends so many rows, by layer; it sends evenly itself."""
+    pairs = program.sequences * program.tokens * program.top_k
+    sent_R = integers(np.full(layout.ep, pairs / layout.ep), pairs)
+    return Routing.recorded(program.n_experts, [[(sent_R, [int(rows)] * layout.ep)] for rows in rows_L])
