@@ -182,7 +182,8 @@ class ScalePanel:
         """Take back what was said of the settings before: it does not hold for what the controls say now."""
         with self._lock:
             self._cases = []
-            self.view = replace(self.view, stale=True)
+            self.view = replace(self.view, stale=True, refused=True)
+        self._put(self.view)
         self.summary.say("")
         self.advice.value = ""
 
@@ -300,7 +301,7 @@ def _three_eighths(counts: list[int]) -> int:
 
 def _choice(name: str, options: list[tuple[str, str]], value: str) -> widgets.Dropdown:
     made = widgets.Dropdown(options=options, value=value, description=name, style={"description_width": "initial"})
-    made.layout.width, made.layout.max_width = "max-content", "100%"
+    made.layout.width, made.layout.max_width = "max-content", "calc(100% - 4px)"  # its margins
     return made
 
 

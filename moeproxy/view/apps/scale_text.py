@@ -48,8 +48,8 @@ def _row(course: Course, case: Case, layers: int | None, on: Device) -> dict[str
     return {
         "rank": course.label,
         "rows over the mean": f"{case.rows(layers):.2f}",
-        "peak": gib(found.peak_bytes),
-        "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.0%})",
+        "peak": gib(found.peak_bytes).replace(" ", "\N{NO-BREAK SPACE}"),
+        "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.1%})",
         "arises in": f"{found.peak_phase}, {found.peak_module or 'outside any module'}",
         "moved by collectives": gib(found.communicated),
         f"seconds on {on.name}": span(device_time(found, on).total, 2),
