@@ -81,7 +81,7 @@ class ScalePanel:
         _check({"model": (model, models), "device type": (on, DEVICES), "routing": (routing, ROUTINGS)})
         self.models, self.own = dict(models), own
         self.status, self.summary, self.advice = Status(), Status(""), widgets.HTML()
-        self.emulated, self.planner = LiveTable(240), LiveTable(330)
+        self.emulated, self.planner = LiveTable(300), LiveTable(330)
         self.emulations = Emulations()
         self._cases: list[Case] = []
         self._lock = threading.RLock()

@@ -228,12 +228,12 @@ def test_where_layers_differ_the_hottest_rank_is_searched(emulator: Emulator) ->
     assert [course.label for course in panel.view.courses][:2] == ["original, rank 3", "original, rank 1 (hottest)"]
     assert panel.found().rank == 1
     # The slice has the first four layers, all alike; whole depth the last one too.
-    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == ["1.03", "0.66"]
+    assert panel.emulated.frame["rows / mean"].tolist()[:2] == ["1.03", "0.66"]
     panel.job.start_button.click()
     assert panel.job.join(30) == "done"
     assert emulator.searched == [4, 6]
     assert [bar.label for bar in panel.view.bars][1] == "original, rank 2 (hottest)"
-    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == [f"{(5 * 0.2575 + 0.23) * 4 / 6:.2f}"] * 2
+    assert panel.emulated.frame["rows / mean"].tolist()[:2] == [f"{(5 * 0.2575 + 0.23) * 4 / 6:.2f}"] * 2
 
 
 def test_what_would_take_minutes_is_refused_in_the_panel(emulator: Emulator) -> None:
