@@ -93,6 +93,7 @@ class ScaleView:
         usable: share of it that tensors may take.
         depth: what the courses are of ("the first 4 of 48 layers").
         stale: the courses are of earlier settings.
+        refused: the bars too, since what the controls say is impossible.
     """
 
     bars: Sequence[Bar] = ()
@@ -102,6 +103,7 @@ class ScaleView:
     usable: float = 0.9
     depth: str = ""
     stale: bool = False
+    refused: bool = False
 
     @property
     def too_large(self) -> list[Bar]:
@@ -170,9 +172,8 @@ def bars_title(view: ScaleView) -> str:
     ways = {bar.emulated for bar in view.bars}
     how = {frozenset({True}): "emulated op by op", frozenset({False}): "by the planner's sum"}
     told = how.get(frozenset(ways), "partly emulated")
-    return (
-        f"Peak of a rank, whole depth, {told}; line: {_percent(view.usable)} of {view.device}'s {view.room_gib:g} GiB"
-    )
+    line = f"line: {_percent(view.usable)} of {view.device}'s {view.room_gib:g} GiB"
+    return f"Peak of a rank, whole depth, {told}{' for EARLIER SETTINGS' if view.refused else ''}; {line}"
 
 
 def courses_title(view: ScaleView) -> str:

@@ -49,7 +49,7 @@ class NumberControl:
         )
         self.slider.observe(status.guard(self._slider_moved), "index")
         self.box.observe(status.guard(self._typed), "value")
-        self.slider.layout.max_width = "100%"
+        self.slider.layout.max_width = "calc(100% - 4px)"  # its margins; otherwise a narrow cell cuts its name
         beside = widgets.Layout(flex_flow="row wrap", align_items="center", max_width="100%")
         self.widget = widgets.Box([self.slider, self.box], layout=beside)
 

@@ -81,7 +81,7 @@ class ScalePanel:
         _check({"model": (model, models), "device type": (on, DEVICES), "routing": (routing, ROUTINGS)})
         self.models, self.own = dict(models), own
         self.status, self.summary, self.advice = Status(), Status(""), widgets.HTML()
-        self.emulated, self.planner = LiveTable(240), LiveTable(330)
+        self.emulated, self.planner = LiveTable(300), LiveTable(330)
         self.emulations = Emulations()
         self._cases: list[Case] = []
         self._lock = threading.RLock()
@@ -182,7 +182,8 @@ class ScalePanel:
         """Take back what was said of the settings before: it does not hold for what the controls say now."""
         with self._lock:
             self._cases = []
-            self.view = replace(self.view, stale=True)
+            self.view = replace(self.view, stale=True, refused=True)
+        self._put(self.view)
         self.summary.say("")
         self.advice.value = ""
 
@@ -300,7 +301,7 @@ def _three_eighths(counts: list[int]) -> int:
 
 def _choice(name: str, options: list[tuple[str, str]], value: str) -> widgets.Dropdown:
     made = widgets.Dropdown(options=options, value=value, description=name, style={"description_width": "initial"})
-    made.layout.width, made.layout.max_width = "max-content", "100%"
+    made.layout.width, made.layout.max_width = "max-content", "calc(100% - 4px)"  # its margins
     return made
 
 

@@ -46,14 +46,18 @@ def _row(course: Course, case: Case, layers: int | None, on: Device) -> dict[str
     found = course.emulation
     summed = _summed(case, layers)
     return {
-        "rank": course.label,
-        "rows over the mean": f"{case.rows(layers):.2f}",
-        "peak": gib(found.peak_bytes),
-        "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.0%})",
+        "rank": _unbroken(course.label),
+        "rows / mean": f"{case.rows(layers):.2f}",
+        "peak": _unbroken(gib(found.peak_bytes)),
+        "the sum says": f"{gib(round(summed))} ({summed / found.peak_bytes - 1:+.1%})",
         "arises in": f"{found.peak_phase}, {found.peak_module or 'outside any module'}",
-        "moved by collectives": gib(found.communicated),
+        "moved": _unbroken(gib(found.communicated)),
         f"seconds on {on.name}": span(device_time(found, on).total, 2),
     }
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _summed(case: Case, layers: int | None = None) -> float:

@@ -47,7 +47,7 @@ export default { render };
 """
 
 _CSS = """
-.moeproxy-slider { display: flex; flex-wrap: wrap; align-items: center; gap: 8px; }
+.moeproxy-slider { display: flex; flex-wrap: wrap; align-items: center; gap: 8px; padding-left: 2px; }
 .moeproxy-slider > span { width: 150px; }
 .moeproxy-slider input { flex: 1 1 220px; min-width: 220px; }
 .moeproxy-slider output { min-width: 3em; font-variant-numeric: tabular-nums; }

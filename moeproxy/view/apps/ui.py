@@ -253,11 +253,13 @@ class Job:
     ) -> None:
         self._work, self._on_done, self._cancelled = work, on_done, cancelled
         self.status = status or Status()
-        self.start_button = widgets.Button(description=label, layout=widgets.Layout(width="auto"))
-        self.cancel_button = widgets.Button(description=cancel, disabled=True, layout=widgets.Layout(width="auto"))
+        whole = {"width": "auto", "flex": "0 0 auto"}  # in a narrow cell buttons go to the next line, not cut off
+        self.start_button = widgets.Button(description=label, layout=widgets.Layout(**whole))
+        self.cancel_button = widgets.Button(description=cancel, disabled=True, layout=widgets.Layout(**whole))
         self.bar = widgets.FloatProgress(value=0.0, max=1.0, description="0 %", style={"description_width": "48px"})
         self.bar.layout.width = "220px"
-        self.widget = widgets.HBox([self.start_button, self.cancel_button, self.bar])
+        wrapping = widgets.Layout(flex_flow="row wrap")
+        self.widget = widgets.Box([self.start_button, self.cancel_button, self.bar], layout=wrapping)
         self.state: JobState = "idle"
         self.result: Any = None
         self._lock = threading.Lock()

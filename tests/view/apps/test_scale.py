@@ -79,7 +79,7 @@ def test_bars_are_the_sum_and_the_slice_is_emulated(emulator: Emulator) -> None:
     assert not panel.view.stale
     assert panel.found("proxy").rank == 0
     assert panel.found("proxy", hottest=False).rank == 2
-    assert panel.emulated.frame["peak"].tolist() == ["6.00 GiB"] * 4
+    assert panel.emulated.frame["peak"].tolist() == ["6.00\N{NO-BREAK SPACE}GiB"] * 4
     assert "first 4 of 6 layers" in panel.figure.widget.layout.annotations[1].text
     assert len(panel.planner.frame) >= 2
 
@@ -163,6 +163,7 @@ def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, An
     assert panel.status.is_error
     assert words in panel.status.text
     assert [bar.label for bar in panel.view.bars] == before, "what was shown stays"
+    assert "EARLIER SETTINGS" in panel.figure.widget.layout.annotations[0].text
     assert "all of them fit" not in panel.summary.text, "that was of the settings before"
     with pytest.raises(ScaleError, match="not emulated yet"):
         panel.found()
@@ -174,6 +175,7 @@ def test_bad_input_says_what_is_possible(emulator: Emulator, wrong: dict[str, An
     panel.choose(**{name: getattr(panel_of(follow=False).settings, name) for name in wrong})
     assert panel.settle()
     assert not panel.status.is_error
+    assert "EARLIER SETTINGS" not in panel.figure.widget.layout.annotations[0].text
 
 
 def test_what_would_fit_is_listed(emulator: Emulator) -> None:
@@ -226,12 +228,12 @@ def test_where_layers_differ_the_hottest_rank_is_searched(emulator: Emulator) ->
     assert [course.label for course in panel.view.courses][:2] == ["original, rank 3", "original, rank 1 (hottest)"]
     assert panel.found().rank == 1
     # The slice has the first four layers, all alike; whole depth the last one too.
-    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == ["1.03", "0.66"]
+    assert panel.emulated.frame["rows / mean"].tolist()[:2] == ["1.03", "0.66"]
     panel.job.start_button.click()
     assert panel.job.join(30) == "done"
     assert emulator.searched == [4, 6]
     assert [bar.label for bar in panel.view.bars][1] == "original, rank 2 (hottest)"
-    assert panel.emulated.frame["rows over the mean"].tolist()[:2] == [f"{(5 * 0.2575 + 0.23) * 4 / 6:.2f}"] * 2
+    assert panel.emulated.frame["rows / mean"].tolist()[:2] == [f"{(5 * 0.2575 + 0.23) * 4 / 6:.2f}"] * 2
 
 
 def test_what_would_take_minutes_is_refused_in_the_panel(emulator: Emulator) -> None:
