@@ -32,6 +32,9 @@ _UNITS = {
     "healthy spreads": "Size is counted in healthy spreads: how far healthy runs stray from each other at that step.",
     "standard errors of its own noise": "Size is counted in standard errors of the run's own noise before the onset.",
 }
+_EVERY = "all"
+"""Label of rows that score all models together; a reader is told of each."""
+
 _EVIDENCE = (
     "Confidence is calibrated on recorded runs of every fault, with the seed held out. Changes are in units of what "
     "healthy runs reach; "
@@ -322,7 +325,8 @@ def _score_rows(mode: str) -> list[Mapping[str, Any]]:
     wanted = {"mode": mode, "method": "this", "level": "clear"}
     found = [row for row in scores["detection"] if {**wanted, "model": "all"}.items() <= row.items()]
     others = {**wanted, "trained": "other models only"}
-    return [*found, *(row for row in scores["diagnosis"] if others.items() <= row.items())]
+    named = [row for row in scores["diagnosis"] if others.items() <= row.items()]
+    return [*found, *(row for row in named if row["tested"] != EVERY)]
 
 
 def _scores(mode: str) -> Iterable[str]:
