@@ -326,7 +326,7 @@ def _score_rows(mode: str) -> list[Mapping[str, Any]]:
     found = [row for row in scores["detection"] if {**wanted, "model": "all"}.items() <= row.items()]
     others = {**wanted, "trained": "other models only"}
     named = [row for row in scores["diagnosis"] if others.items() <= row.items()]
-    return [*found, *(row for row in named if row["tested"] != EVERY)]
+    return [*found, *(row for row in named if row["tested"] != _EVERY)]
 
 
 def _scores(mode: str) -> Iterable[str]:
