@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,15 @@ from moeproxy.errors import ComparisonError
 from moeproxy.places import data_dir
 from moeproxy.traces import RunInfo, Trace
 from moeproxy.traces.pack import load_bench
+from moeproxy.triage.baselines import EVERY
 from moeproxy.triage.catalogue import load_catalogue
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE
 from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.evaluate import diagnosis_scores
 from moeproxy.triage.fingerprint import SPANS, Units
 from moeproxy.triage.learn import catalogue_entries
 from moeproxy.triage.learned import load_library, save_library
-from moeproxy.triage.library import Library
+from moeproxy.triage.library import FLOORS, Library
 from moeproxy.triage.metric_checks import at_rest, wrong_metrics
 
 FAULTS = ("stale_rollout", "reward_collapse", "nan_poison", "update_freeze")
@@ -86,11 +88,13 @@ def test_what_is_saved_is_read_back(recorded, tmp_path: Path) -> None:
         Diagnosis.load(tmp_path / "absent.json")
 
 
-def _library(n_faults: int = 3, n_seeds: int = 6) -> Library:
+def _library(n_faults: int = 3, n_seeds: int = 6, size: float = 5.0, noise: float = 1.0) -> Library:
     rng = np.random.default_rng(0)
     names = tuple(f"s{i}" for i in range(4))
-    centre = rng.normal(size=(n_faults, 4 * (len(SPANS) + 1))) * 5
-    rows = [(f, s, centre[f] + rng.normal(size=centre.shape[1])) for f in range(n_faults) for s in range(n_seeds)]
+    centre = rng.normal(size=(n_faults, 4 * (len(SPANS) + 1))) * size
+    rows = [
+        (f, s, centre[f] + noise * rng.normal(size=centre.shape[1])) for f in range(n_faults) for s in range(n_seeds)
+    ]
     return Library(
         mode=BESIDE,
         signals=names,
@@ -123,17 +127,52 @@ def test_what_is_like_no_fault_lies_beyond_the_farthest() -> None:
     assert library.per_feature(np.full(library.features_NF.shape[1], 40.0)) > library.farthest
 
 
+def test_the_floor_follows_from_how_far_faults_lie_apart() -> None:
+    """A variance that is far above the noise hides faults that differ by a little more than the noise."""
+    fine = replace(_library(n_faults=12, size=0.12, noise=0.05), floor=FLOORS[0])
+    chosen = fine.calibrated()
+    assert chosen.floor < FLOORS[0]
+    assert _loss(chosen) < _loss(replace(fine, temperature=chosen.temperature))
+
+
+def _loss(library: Library) -> float:
+    """Return the mean loss of runs of the last seed, by those of the others."""
+    last_N = library.seed_N == library.seed_N.max()
+    rest = library.only(~last_N)
+    chances = [
+        rest.confidences(features)[rest.faults.index(fault)]
+        for features, fault in zip(library.features_NF[last_N], library.fault_N[last_N], strict=True)
+    ]
+    return float(-np.log(chances).mean())
+
+
+def test_scores_of_all_models_together_are_of_all_their_runs() -> None:
+    one = _library()
+    other = replace(one, model_N=np.full(len(one.model_N), "cluster-4"), features_NF=one.features_NF[::-1])
+    both = replace(
+        one,
+        **{
+            name: np.concatenate([getattr(one, name), getattr(other, name)])
+            for name in ("fault_N", "model_N", "level_N", "seed_N", "features_NF")
+        },
+    )
+    rows = {(row["tested"], row["trained"]): row for row in diagnosis_scores(both, "clear")}
+    for trained in ("all models", "the same model", "other models only"):
+        each = [rows[tested, trained]["accuracy"] for tested in ("original", "cluster-4")]
+        assert rows[EVERY, trained]["accuracy"] == pytest.approx(np.mean(each))
+    # What the other model calls fault0 is fault2 here: nothing is right, and fault1 alone lies in the same place.
+    assert rows[EVERY, "the same model"]["accuracy"] == 1
+    assert rows[EVERY, "other models only"]["accuracy"] == pytest.approx(1 / 3)
+
+
 def test_a_library_comes_back_from_its_files(tmp_path: Path) -> None:
     library = _library().calibrated()
     save_library(library, tmp_path)
     again = load_library(BESIDE, tmp_path)
     assert again.faults == library.faults
     assert again.features_NF == pytest.approx(library.features_NF, rel=1e-3)
-    assert (again.temperature, again.farthest, again.units) == (
-        library.temperature,
-        library.farthest,
-        library.units,
-    )
+    kept = ("floor", "temperature", "farthest", "units")
+    assert [getattr(again, name) for name in kept] == [getattr(library, name) for name in kept]
     with pytest.raises(ComparisonError, match="no fingerprints"):
         load_library(BESIDE, tmp_path / "absent")
 
@@ -186,7 +225,7 @@ def test_a_bound_that_is_reached_is_no_wrong_metric() -> None:
 )
 def test_a_kl_may_be_negative_where_its_definition_says_so(definition: str, may: bool) -> None:
     trace = _trace(kl=[0.1, -0.2, 0.1])
-    info = dataclasses.replace(trace.provenance, config={"log": {"definitions": {"kl": definition}}})
+    info = replace(trace.provenance, config={"log": {"definitions": {"kl": definition}}})
     assert (wrong_metrics(Trace(trace.steps, None, info)) == ()) == may
 
 
