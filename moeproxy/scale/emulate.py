@@ -156,7 +156,7 @@ def record(
     ep: int,
     path: str | Path,
     *,
-    steps: int = 4,
+    steps: int = 6,
     cancel: threading.Event | None = None,
     timeout: float | None = LIMIT_S,
 ) -> Recording:
@@ -165,7 +165,7 @@ def record(
     Args:
         program, world, ep: as in `emulate`.
         path: directory to write, complete or not at all; must not exist.
-        steps: training steps; disk space grows with them.
+        steps: training steps; disk space grows with them. Ranges of seconds need 5.
         cancel, timeout: as in `emulate`.
 
     Raises:
