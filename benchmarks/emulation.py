@@ -1,18 +1,20 @@
 """Hold emulated ranks against real ones, the planner's sum against emulations, and measure what emulations cost.
 
-    python benchmarks/emulation.py [real] [replay] [size] [sum] [--seed 0] [--cases 12]
+    python benchmarks/emulation.py [real] [replay] [size] [sum] [hottest] [--seed 0] [--cases 12]
 
 real: gloo runs of 2 and 4 processes on this machine, every rank predicted alone from its exact routing: same meter, and
 the allocator's own events (the smallest of five steps), without and with gloo's copy in the prediction. replay: a
 recorded run of 2 processes, one rank alone; equal losses and weights, and the range of seconds beside the real ones.
 size: slices and whole depth of published configs in worlds of thousands, with seconds and memory of the emulating
-process. sum: drawn layouts that no coefficient was fitted to. All parts if none is named. Times depend on what else the
+process. sum: drawn layouts that no coefficient was fitted to. hottest: drawn routings, the rank found against all ranks
+emulated, without and with recomputation. All parts if none is named. Times depend on what else the
 machine does; bytes do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import tempfile
@@ -24,7 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from moeproxy.experts.published import DEEPSEEK_V3, QWEN3_30B_A3B
-from moeproxy.scale import GRPOProgram, Routing, emulate, estimate, record, recorded_time, run_real
+from moeproxy.scale import (
+    GRPOProgram,
+    Layout,
+    Routing,
+    emulate,
+    estimate,
+    find_hottest,
+    fullest_by_sum,
+    rank_peaks,
+    record,
+    recorded_time,
+    run_real,
+)
 from moeproxy.scale.emulation import gib
 from moeproxy.scale.hottest import rank_loads
 
@@ -141,14 +155,32 @@ def summed(seed: int, cases: int) -> None:
     say(f"sum / emulation: {min(ratios):.3f} to {max(ratios):.3f}, median {np.median(ratios):.3f}, of {cases}")
 
 
+def hottest(seed: int, cases: int) -> None:
+    """Print the rank found beside the peaks of all ranks, for routings drawn with seeds from `seed` on."""
+    config = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config |= {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "vocab_size": 64}
+    for number, again in itertools.product(range(seed, seed + cases), (False, True)):
+        program = GRPOProgram(config, sequences=4, prompt=64, completion=64, checkpointing=again)
+        share_LE = np.random.default_rng(number).dirichlet(np.ones(8), size=4).clip(max=0.4)
+        routing = Routing("drawn", share_LE + (1 - share_LE.sum(axis=1, keepdims=True)) / 8)
+        peaks = [emulate(program, 4, 4, rank, routing).peak_bytes for rank in range(4)]
+        found, bounds = find_hottest(program, 4, 4, routing), rank_peaks(program, 4, 4, routing)
+        said = fullest_by_sum(routing, Layout(4, 4), n_layers=4, checkpointing=again)
+        say(
+            f"seed {number}, recompute {again}: found {found.rank} of {peaks}; bounds equal: "
+            f"{bounds.tolist() == peaks}; the sum says {said}, {peaks[said] / max(peaks) - 1:+.2%}"
+        )
+
+
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", help="real, replay, size, sum; all if none is given")
+    parser.add_argument("parts", nargs="*", help="real, replay, size, sum, hottest; all if none is given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=12)
     given = parser.parse_args()
     parts = {"real": real, "replay": replay, "size": size, "sum": lambda: summed(given.seed, given.cases)}
+    parts["hottest"] = lambda: hottest(given.seed, given.cases)
     for name in given.parts or parts:
         parts[name]()
 

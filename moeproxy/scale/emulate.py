@@ -19,6 +19,8 @@ from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.recording import Recording, checksum, rank_file, write_index
 from moeproxy.scale.routing import Routing
 
+MOST_REAL = 64
+"""Most processes of a real run: each is a whole Python with torch."""
 Level = Literal["fake", "exec", "replay"]
 LIMIT_S = 3600.0
 """Seconds after which an emulation is given up, unless the caller says otherwise."""
@@ -154,7 +156,7 @@ def record(
     ep: int,
     path: str | Path,
     *,
-    steps: int = 4,
+    steps: int = 6,
     cancel: threading.Event | None = None,
     timeout: float | None = LIMIT_S,
 ) -> Recording:
@@ -163,7 +165,7 @@ def record(
     Args:
         program, world, ep: as in `emulate`.
         path: directory to write, complete or not at all; must not exist.
-        steps: training steps; disk space grows with them.
+        steps: training steps; disk space grows with them. Ranges of seconds need 5.
         cancel, timeout: as in `emulate`.
 
     Raises:
@@ -195,6 +197,12 @@ def _ranks(
     program: GRPOProgram, layout: Layout, steps: int, repeats: int, folder: str | None, cancel: Any, timeout: Any
 ) -> Sequence[tuple[Emulation, dict[int, list[Any]]]]:
     layout.check_experts(program.n_experts)
+    if layout.world > MOST_REAL:
+        raise ScaleError(
+            f"a real run of {layout.world:,} processes on this machine",
+            expected=f"at most {MOST_REAL}",
+            remedy="run fewer ranks for real; `emulate` takes one rank of any world",
+        )
     with tempfile.TemporaryDirectory() as meeting:
         shared = {
             "program": program.to_dict(),

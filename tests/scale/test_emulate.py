@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,10 +127,8 @@ def test_a_slice_of_a_real_model_in_a_world_of_thousands(config: dict, world: in
 def test_it_can_be_stopped() -> None:
     stop = threading.Event()
     threading.Timer(1.0, stop.set).start()
-    began = time.monotonic()
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled):  # or it would end, a minute later
         emulate(GRPOProgram(QWEN3_30B_A3B, prompt=512, completion=512), 1024, 64, cancel=stop)
-    assert time.monotonic() - began < 30
     with pytest.raises(ScaleError, match=r"took too long: it was ended after 1 s.*take fewer layers"):
         emulate(GRPOProgram(QWEN3_30B_A3B, prompt=512, completion=512), 1024, 64, timeout=1.0)
 
@@ -163,6 +160,8 @@ def test_what_cannot_be_is_refused(program: GRPOProgram, tmp_path: Path) -> None
 def test_what_would_take_minutes_is_refused_at_once(program: GRPOProgram) -> None:
     with pytest.raises(ScaleError, match=r"world of 10,000,000 ranks.*at most 1,048,576"):
         emulate(program, 10_000_000, 2)
+    with pytest.raises(ScaleError, match=r"real run of 128 processes.*at most 64"):
+        run_real(program, 128, 2)
     for wrong in ({"sequences": 10_000_000}, {"sequences": 65, "micro_batches": 64}):
         with pytest.raises(ScaleError, match=r"at most 4,096 sequences a step and rank.*take fewer"):
             replace(program, **wrong)

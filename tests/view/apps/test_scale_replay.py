@@ -21,14 +21,14 @@ def made_recording(folder: Path) -> Recording:
     from moeproxy.scale.backends import Event
 
     runs: dict[str, Any] = {
-        "losses": [[0.5, 0.25, 0.125], [1.0, 2.0, 3.0]],
-        "logprobs": [[-1.0] * 3, [-2.0] * 3],
+        "losses": [[0.5, 0.25, 0.125, 0.1, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0]],
+        "logprobs": [[-1.0] * 5, [-2.0] * 5],
         "weights": ["abc", "def"],
-        "seconds": [[9.0, 1.0, 1.5], [9.0, 1.0, 1.5]],
+        "seconds": [[9.0, 1.0, 1.5, 1.0, 1.0]] * 2,
     }
     program = GRPOProgram(TINY, prompt=8, completion=8).to_dict()
-    write_index(folder, program=program, world=2, ep=1, steps=3, provenance={"machine": "a box"}, **runs)
-    events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in (4.0, 0.25, 0.5)]
+    write_index(folder, program=program, world=2, ep=1, steps=5, provenance={"machine": "a box"}, **runs)
+    events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in (4.0, 0.25, 0.25, 0.25, 0.25)]
     for rank in (0, 1):
         write_log(folder / f"rank-{rank}.safetensors", {"0,1#1": events})
     return Recording.open(folder)
@@ -36,25 +36,25 @@ def made_recording(folder: Path) -> Recording:
 
 def alone(rank: int, recording: Recording, **changes: Any) -> Any:
     told = {"losses": recording.losses[rank], "logprobs": recording.logprobs[rank], "weights": recording.weights[rank]}
-    place = {"level": "replay", "world": 2, "ep": 1, "rank": rank, "seconds": (7.0, 0.75)}
+    place = {"level": "replay", "world": 2, "ep": 1, "rank": rank, "seconds": (7.0, 0.75, 0.75, 0.75)}
     return made_emulation(**{**told, **place, **changes})
 
 
 def test_what_differs_is_said_and_seconds_are_ranges(tmp_path: Path) -> None:
     recording = made_recording(tmp_path)
-    found = {0: alone(0, recording), 1: alone(1, recording, weights="other", losses=(1.0, 2.0, 4.0))}
+    found = {0: alone(0, recording), 1: alone(1, recording, weights="other", losses=(1.0, 2.0, 4.0, 4.0, 5.0))}
     table = replay.replayed_table(recording, found)
     assert table["losses"].tolist() == ["bitwise equal", "DIFFERENT"]
     assert table["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
     assert table["peak"].tolist() == ["6.00 GiB"] * 2
-    assert table["computing, s"].tolist() == ["0.75 to 0.75"] * 2
-    assert table["communication, s"][0] == "0.25 to 0.5"
-    assert table["together, s"][0] == "0.75 to 1.2"
+    assert table["computing, s (95%)"].tolist() == ["0.75 to 0.75"] * 2
+    assert table["communication, s (95%)"][0] == "0.25 to 0.25"
+    assert table["together, s"][0] == "0.75 to 1"
     assert table["real steps, s"][0] == "1 to 1.5"
     assert table["machine"][0] == "a box"
-    short = replay.replayed_table(replace(recording, steps=2), found)
+    short = replay.replayed_table(replace(recording, steps=4), found)
     assert short["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
-    assert "need 3 steps" in short["seconds"][0]
+    assert "need 5 steps" in short["seconds"][0]
 
 
 def test_a_given_recording_is_not_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
