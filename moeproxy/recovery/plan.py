@@ -148,7 +148,7 @@ def due(mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: 
 
 
 def suffer(
-    mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: int, say: Callable[..., None]
+    mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: int, say: Callable[..., object]
 ) -> Mishap | None:
     """Let a member die here and now, hang, fail or be slow, if the plan says so; return a mishap that is left to it.
 

@@ -24,7 +24,6 @@ from moeproxy.recovery.hotswap import FINISHED, SwapPlan, read_plan
 from moeproxy.recovery.packing import pack
 from moeproxy.recovery.plan import Mishap, suffer
 
-LOOPBACK = "127.0.0.1"
 _ADDRESS = "lighthouse.address"
 
 

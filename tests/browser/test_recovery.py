@@ -12,7 +12,7 @@ from moeproxy.recovery import read_events
 from tests.browser.driver import TIMEOUT_MS, Lab
 from tests.browser.looking import NAMELESS, colours
 
-pytestmark = [pytest.mark.browser, pytest.mark.kill]
+pytestmark = [pytest.mark.browser, pytest.mark.job, pytest.mark.kill]
 
 NOTEBOOK = "notebooks/07_recovery.ipynb"
 WIDTHS = (1400, 1200, 800)

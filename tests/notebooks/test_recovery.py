@@ -18,6 +18,7 @@ assert panel.job.running
 """
 
 
+@pytest.mark.job
 @pytest.mark.kill
 def test_every_cell_runs_and_a_kernel_that_ends_takes_the_job_with_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
