@@ -52,7 +52,8 @@ time.sleep(600)
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("victim", ["the program", pytest.param("the job's own process", marks=pytest.mark.kill)])
+@pytest.mark.kill
+@pytest.mark.parametrize("victim", ["the program", "the job's own process"])
 def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
     command, root = [sys.executable, "-c", OWNER, str(tmp_path / "job")], Path(__file__).parents[2]

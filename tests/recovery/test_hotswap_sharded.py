@@ -227,6 +227,7 @@ hot_swap(SwapPlan(Path(sys.argv[1]), driver="sharded", steps=10_000, timeout=10.
 """
 
 
+@pytest.mark.kill
 def test_a_parent_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
     folder = tmp_path / "a"

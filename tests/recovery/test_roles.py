@@ -143,12 +143,11 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
 
 
 @pytest.mark.job
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
-        pytest.param(
-            (Mishap("trainer", 1, "update", "raise"),), "trainer raised in the first step", 0, marks=pytest.mark.kill
-        ),
+        ((Mishap("trainer", 1, "update", "raise"),), "trainer raised in the first step", 0),
         ((Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")), "a second fault in step 6", 4),
     ],
 )
