@@ -15,7 +15,7 @@ from tests.browser.looking import NAMELESS, colours
 pytestmark = [pytest.mark.browser, pytest.mark.job, pytest.mark.kill]
 
 NOTEBOOK = "notebooks/07_recovery.ipynb"
-WIDTHS = (1400, 1200, 800)
+WIDTHS = (1280, 800)
 # Steps of the curve, and for each part of an outage whose bars there are, as plotly.js holds them.
 _STEPS = "plot => Array.from(plot.data[0].customdata)"
 _AWAY = "plot => plot.data.filter(t => ['detect', 'restart', 'reconnect'].includes(t.name)).map(t => Array.from(t.y))"
