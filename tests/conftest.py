@@ -15,7 +15,6 @@ os.environ.update(
 )
 
 import contextlib
-import fcntl
 import random
 import socket
 import sys
@@ -68,9 +67,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
+    import fcntl  # not on Windows, where there are no such jobs
+
     with open(Path(tempfile.gettempdir()) / f"moeproxy-tests-{os.getuid()}.lock", "w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)  # also for a process that was forked meanwhile and still is there
 
 
 @pytest.fixture(autouse=True, scope="session")
