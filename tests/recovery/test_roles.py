@@ -222,8 +222,10 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: N
 @pytest.mark.job
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.kill), "interrupt"])
 def test_a_job_that_is_stopped_or_whose_cell_is_interrupted_leaves_no_process(
-    how: str, one_ray: None, tmp_path: Path
+    how: str, one_ray: None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, heard))
     long = replace(SPEC, settings=replace(SETTINGS, steps=200, tasks=800))
     job, before = Job(long, tmp_path / "job", RolePlan(standby=False)), descendants(os.getpid())
     end = threading.Timer(3.0, job.stop if how == "stop" else lambda: os.kill(os.getpid(), signal.SIGINT))
