@@ -155,10 +155,25 @@ def machine_fault(fault_id: str) -> MachineFault:
     return MACHINE_FAULTS[fault_id]
 
 
+_REACHED = """## Who can reach a job
+
+Nobody but this machine: every process of a job, on Ray, torchft and nvidia-resiliency-ext, waits for connections on
+127.0.0.1 only. Tests list their sockets while jobs run (`tests/recovery/test_roles.py`, `test_hotswap*.py`).
+
+- Ray 2.60 is told that its node is 127.0.0.1 (`moeproxy/lab/ray_start.py`); gloo takes the interface `lo` by its
+  variable `GLOO_SOCKET_IFNAME`.
+- Torch's `TCPStore` listens on all interfaces, unless it is handed a socket: here it is (`loopback.py`).
+- torchft 0.2.0: the lighthouse takes an address. The manager always asks for `[::]` and the checkpoint server for
+  every address; no argument and no variable changes that, so `loopback.py` gives both another one while they are made.
+  This holds for that very version, which `pyproject.toml` asks for; with another the test says so.
+- Users of this machine can still reach a job: neither torchft, gloo nor torch's store asks who they are.
+"""
+
+
 def page() -> str:
     """Return the catalogue as Markdown."""
     head = "# Machine faults\n\nGenerated from `machine_faults.py`; do not edit. They change nothing that is trained.\n"
-    return "\n".join([head, *map(_entry, MACHINE_FAULTS.values())])
+    return "\n".join([head, *map(_entry, MACHINE_FAULTS.values()), _REACHED])
 
 
 def _entry(item: MachineFault) -> str:
