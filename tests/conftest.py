@@ -14,10 +14,13 @@ os.environ.update(
     JUPYTER_PLATFORM_DIRS="1",
 )
 
+import contextlib
 import random
 import socket
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -48,7 +51,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("jupyter" if file.startswith(JUPYTER) else file))
+        other = "jobs" if item.get_closest_marker("job") else file
+        item.add_marker(pytest.mark.xdist_group("jupyter" if file.startswith(JUPYTER) else other))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no two jobs of several processes run at once on this machine: each alone keeps two cores busy.
+
+    A test waits before its time limit begins to count.
+    """
+    with _alone() if item.get_closest_marker("job") else contextlib.nullcontext():
+        return (yield)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    import fcntl  # not on Windows, where there are no such jobs
+
+    with open(Path(tempfile.gettempdir()) / f"moeproxy-tests-{os.getuid()}.lock", "w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)  # also for a process that was forked meanwhile and still is there
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,6 +28,7 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
 from moeproxy.recovery.plan import RANK_KINDS, Mishap
+from moeproxy.recovery.snapshot_cost import SnapshotCost, ratios, snapshot_cost
 from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
 
 REPLICATED, SHARDED = "replicated", "sharded"
@@ -127,7 +127,7 @@ class SwapRun:
         recoveries: for each fault the seconds from it to the end of the first step that began after it.
         blocked: median seconds that a snapshot held a step up, None without snapshots.
         seconds: median seconds of a step.
-        cost: share by which steps with a snapshot beside them took longer than those without, see `snapshot_cost`.
+        cost: what snapshots cost, None unless there are steps with and without one, as with `snapshot_every` 2.
     """
 
     folder: Path
@@ -138,7 +138,7 @@ class SwapRun:
     recoveries: tuple[float, ...]
     blocked: float | None
     seconds: float
-    cost: float | None = None
+    cost: SnapshotCost | None = None
 
     @property
     def finished(self) -> bool:
@@ -255,7 +255,7 @@ def _result(plan: SwapPlan, folder: Path, outcome: str) -> SwapRun:
         recoveries(found),
         median(blocked) if blocked else None,
         median(times) if times else float("nan"),
-        snapshot_cost(found),
+        snapshot_cost(ratios(found)),
     )
 
 
@@ -297,21 +297,3 @@ def lost_steps(events: Sequence[Event], active: int) -> int:
             by = done.get(event.step, set())
             again |= {event.step} if event.member in by and len(by) >= active else set()
     return len(again)
-
-
-def snapshot_cost(events: Sequence[Event]) -> float | None:
-    """Return by what share steps beside which a snapshot was copied took longer than their neighbours without one.
-
-    Pairs are steps of one rank that follow one another, so whatever else the machine does hits both. None unless there
-    are steps of both kinds, as with `snapshot_every` 2.
-    """
-    pairs = []
-    for member in {event.member for event in events if event.event == ev.STEP_COMMIT}:
-        steps = [e.info for e in events if e.member == member and e.event == ev.STEP_COMMIT and "beside" in e.info]
-        for one, other in pairwise(steps):
-            if one["beside"] != other["beside"]:
-                with_, without = (one, other) if one["beside"] else (other, one)
-                pairs.append((with_["seconds"], without["seconds"]))
-    if not pairs:
-        return None
-    return median(with_ - without for with_, without in pairs) / median(without for _, without in pairs)

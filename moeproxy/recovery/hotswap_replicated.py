@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.recovery.hotswap import read_plan
-from moeproxy.recovery.swap_member import LOOPBACK, SwapMember, lighthouse_address, say_address
+from moeproxy.recovery.loopback import LOOPBACK, listening_store, torchft_here, transport
+from moeproxy.recovery.swap_member import SwapMember, lighthouse_address, say_address
 from moeproxy.recovery.swap_processes import LIGHTHOUSE
 
 
@@ -41,7 +42,6 @@ def lighthouse(folder: Path) -> None:
 def member(folder: Path, name: str) -> None:
     """Train as one replica to the job's end."""
     import torch
-    from torch import distributed
     from torchft import Manager, Optimizer, ProcessGroupGloo
     from torchft.manager import WorldSizeMode
 
@@ -53,9 +53,7 @@ def member(folder: Path, name: str) -> None:
     active, spares = me.plan.members[: me.plan.active], me.plan.members[me.plan.active :]
     if name in spares:
         me.wait_for("step_commit", active)  # so that the active ranks have the first numbers
-    store: Any = distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        LOOPBACK, 0, is_master=True, wait_for_workers=False
-    )
+    store, limit = listening_store(), timedelta(seconds=10 * me.plan.timeout)
 
     def healed(state: dict[str, Any]) -> None:
         me.suffer("recover", 0)
@@ -63,23 +61,25 @@ def member(folder: Path, name: str) -> None:
         inner.load_state_dict(state["optimizer"])
         me.say("connected")
 
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=me.plan.timeout)),
-        min_replica_size=me.plan.active,
-        load_state_dict=healed,
-        state_dict=lambda: {"weights": model.state_dict(), "optimizer": inner.state_dict()},
-        replica_id=name,
-        rank=0,
-        world_size=1,
-        store_addr=LOOPBACK,
-        store_port=store.port,
-        lighthouse_addr=lighthouse_address(folder),
-        use_async_quorum=False,  # the batch depends on the rank, which is known after the quorum
-        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
-        timeout=timedelta(seconds=10 * me.plan.timeout),
-        quorum_timeout=timedelta(seconds=60),
-        hostname=LOOPBACK,
-    )
+    with torchft_here():
+        manager = Manager(
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=me.plan.timeout)),
+            min_replica_size=me.plan.active,
+            load_state_dict=healed,
+            state_dict=lambda: {"weights": model.state_dict(), "optimizer": inner.state_dict()},
+            replica_id=name,
+            rank=0,
+            world_size=1,
+            store_addr=LOOPBACK,
+            store_port=store.port,
+            lighthouse_addr=lighthouse_address(folder),
+            use_async_quorum=False,  # the batch depends on the rank, which is known after the quorum
+            world_size_mode=WorldSizeMode.FIXED_WITH_SPARES,
+            timeout=limit,
+            quorum_timeout=timedelta(seconds=60),
+            hostname=LOOPBACK,
+            checkpoint_transport=transport(limit),
+        )
     parallel, optimizer = _parallel(manager, model), Optimizer(manager, inner)
     me.say("ready")
     torch.manual_seed(0)

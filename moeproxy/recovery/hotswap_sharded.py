@@ -29,11 +29,12 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.links import Links
+from moeproxy.recovery.loopback import LOOPBACK, listening_store
 from moeproxy.recovery.packing import unpack
 from moeproxy.recovery.proxied import NETWORK, ProxiedStore, fail
 from moeproxy.recovery.pushing import Pusher
 from moeproxy.recovery.shards import Memory, Shard, choose, place
-from moeproxy.recovery.swap_member import LOOPBACK, SwapMember, lighthouse_address, say_address
+from moeproxy.recovery.swap_member import SwapMember, lighthouse_address, say_address
 from moeproxy.recovery.swap_processes import LIGHTHOUSE
 
 _TRIES = 5
@@ -268,9 +269,7 @@ def wrapped(rank: Rank, port: int) -> Any:
 
 def lighthouse(folder: Path) -> None:
     """Hold the job's store until the parent ends."""
-    store: Any = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        LOOPBACK, 0, is_master=True, wait_for_workers=False
-    )
+    store = listening_store()
     say_address(folder, f"{LOOPBACK}:{store.port}")
     while True:
         time.sleep(3600)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.events import EventLog
-from moeproxy.recovery.plan import RolePlan, due
+from moeproxy.recovery.plan import RolePlan, suffer
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,8 @@ class ManagerRole:
             self._log.add(event, **info)
 
     def _suffer(self, step: int) -> None:
-        if self._folder and due(self._plan.mishaps, self._folder, "manager", "serve", step):
-            self._say(ev.FAULT, kind="kill", phase="serve")
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._folder and self._log:
+            suffer(self._plan.mishaps, self._folder, ev.MANAGER, "serve", step, self._log.add)
 
     async def pid(self) -> int:
         """Return the process number."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.detection import Progress
 from moeproxy.recovery.events import EventLog
-from moeproxy.recovery.plan import Mishap, RolePlan, due
+from moeproxy.recovery.plan import Mishap, RolePlan, suffer
 
 _RECONNECT_S = 120.0
 
@@ -47,20 +45,7 @@ class Member:
         self._phase, self._step = phase, step
         self._done += phase not in ("idle", "weights", "generate")
         self.say(ev.PHASE, step, phase=phase)
-        mishap = due(self.plan.mishaps, self.folder, self.name, phase, step)
-        if mishap is None:
-            return None
-        if mishap.kind != "slow":
-            self.say(ev.FAULT, step, kind=mishap.kind, phase=phase)
-        if mishap.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if mishap.kind == "raise":
-            raise RuntimeError(f"made to fail in step {step}, phase {phase}")
-        while mishap.kind == "hang":
-            time.sleep(1)
-        if mishap.kind == "slow":
-            time.sleep(mishap.seconds)
-        return mishap
+        return suffer(self.plan.mishaps, self.folder, self.name, phase, step, self.say)
 
     def progress(self) -> Progress:
         """Return what the member is doing: the answer to a heartbeat."""

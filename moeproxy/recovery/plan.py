@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
-from moeproxy.recovery.events import MANAGER, ROLLOUT, TRAINER
+from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, TRAINER
 
-__all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due"]
+__all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due", "suffer"]
 
 PHASES: Mapping[str, tuple[str, ...]] = {
     TRAINER: ("recover", "wait", "update", "publish"),
@@ -143,6 +145,37 @@ def due(mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: 
         if now and item.kind != "slow" and _first(folder / f"mishap-{number}"):
             return item
     return None
+
+
+def suffer(
+    mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: int, say: Callable[..., object]
+) -> Mishap | None:
+    """Let a member die here and now, hang, fail or be slow, if the plan says so; return a mishap that is left to it.
+
+    Args:
+        mishaps: of the plan.
+        folder: of the job.
+        member: who asks, in this process.
+        phase, step: where it is.
+        say: logs an event of the member, as `EventLog.add`.
+
+    Raises:
+        RuntimeError: as the plan says.
+    """
+    mishap = due(mishaps, folder, member, phase, step)
+    if mishap is None:
+        return None
+    if mishap.kind != "slow":
+        say(FAULT, step, kind=mishap.kind, phase=phase)
+    if mishap.kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mishap.kind == "raise":
+        raise RuntimeError(f"made to fail in step {step}, phase {phase}")
+    while mishap.kind == "hang":
+        time.sleep(0.1)
+    if mishap.kind == "slow":
+        time.sleep(mishap.seconds)
+    return mishap
 
 
 def _first(path: Path) -> bool:

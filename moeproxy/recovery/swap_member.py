@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +22,8 @@ from moeproxy.recovery.digests import FILE, DigestLog, digests
 from moeproxy.recovery.events import EventLog, read_events
 from moeproxy.recovery.hotswap import FINISHED, SwapPlan, read_plan
 from moeproxy.recovery.packing import pack
-from moeproxy.recovery.plan import Mishap, due
+from moeproxy.recovery.plan import Mishap, suffer
 
-LOOPBACK = "127.0.0.1"
 _ADDRESS = "lighthouse.address"
 
 
@@ -51,20 +49,7 @@ class SwapMember:
 
     def suffer(self, phase: str, step: int) -> Mishap | None:
         """Die here and now, hang, fail or be slow, if the plan says so; return a mishap that the caller has to make."""
-        mishap = due(self.plan.mishaps, self.folder, self.name, phase, step)
-        if mishap is None:
-            return None
-        if mishap.kind != "slow":
-            self.say(ev.FAULT, step, kind=mishap.kind, phase=phase)
-        if mishap.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if mishap.kind == "raise":
-            raise RuntimeError(f"made to fail in step {step}, phase {phase}")
-        while mishap.kind == "hang":
-            time.sleep(0.1)
-        if mishap.kind == "slow":
-            time.sleep(mishap.seconds)
-        return mishap
+        return suffer(self.plan.mishaps, self.folder, self.name, phase, step, self.say)
 
     def wait_for(self, event: str, members: Sequence[str], step: int = 0, patience: float = 120.0) -> None:
         """Wait until all of these members have logged an event, of this step or a later one, but not for ever."""

@@ -51,7 +51,7 @@ def job_figure(events: Sequence[Event], signal: str = "policy_loss") -> go.Figur
     figure.update_xaxes(title_text="seconds since the first step", row=2, col=1)
     table = outage_table(away, start)
     alt = (
-        f"{_NAMES.get(signal, signal)} of {len(commits)} finished steps over {end:.0f} seconds, "
+        f"{_NAMES.get(signal, signal).capitalize()} of {len(commits)} finished steps over {end:.0f} seconds, "
         f"and {counted(len(away), 'outage')} of {len(members)} members{_worst(away)}."
     )
     title = "A job in roles: training runs on"
@@ -84,6 +84,7 @@ def _signal(commits: Sequence[Event], signal: str, start: float) -> go.Scatter:
         customdata=[e.step for e in commits],
         mode="lines+markers",
         name=_NAMES.get(signal, signal),
+        showlegend=False,  # its axis has the name; one entry fewer leaves a narrow legend clear of the title
         line={"color": BLUE},
         marker={"size": 5},
         hovertemplate="step %{customdata}, %{x:.1f} s: %{y:.3g}<extra></extra>",

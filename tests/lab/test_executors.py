@@ -37,6 +37,7 @@ def test_submitit(qwen3: Path, short: GRPOSettings, tmp_path: Path, monkeypatch:
 
 
 @needs_ray
+@pytest.mark.job
 @pytest.mark.slow
 def test_ray(tmp_path: Path) -> None:
     # A program of its own: Ray leaves signal handlers and, when it cannot start, processes behind.

@@ -8,6 +8,7 @@ import pytest
 
 from moeproxy.recovery import read_events
 from tests.notebooks.running import check_executed, execute
+from tests.recovery.processes import gone, running
 
 PROBE = """
 panel.end()
@@ -18,6 +19,7 @@ assert panel.job.running
 """
 
 
+@pytest.mark.job
 @pytest.mark.kill
 def test_every_cell_runs_and_a_kernel_that_ends_takes_the_job_with_it(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
@@ -27,11 +29,4 @@ def test_every_cell_runs_and_a_kernel_that_ends_takes_the_job_with_it(tmp_path: 
     for job in jobs:
         started = {event.info["pid"] for event in read_events(job) if event.event == "start"}
         assert started
-        assert not {pid for pid in started if _up(pid)}
-
-
-def _up(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+        assert not gone(lambda pids=started: {pid for pid in pids if running(pid)}, 30)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -54,6 +56,26 @@ def listening(pids: Iterable[int]) -> dict[int, set[str]]:
             if inode in addresses:
                 found.setdefault(pid, set()).add(addresses[inode])
     return found
+
+
+@contextlib.contextmanager
+def watched(pids: Callable[[], Iterable[int]]) -> Iterator[dict[int, set[str]]]:
+    """Note the addresses on which processes wait for connections, as long as this lasts."""
+    found: dict[int, set[str]] = {}
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.1):
+            for pid, addresses in listening(pids()).items():
+                found.setdefault(pid, set()).update(addresses)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
 
 
 def _sockets() -> Iterator[tuple[str, str]]:

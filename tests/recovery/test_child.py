@@ -51,6 +51,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.job
 @pytest.mark.kill
 @pytest.mark.parametrize("victim", ["the program", "the job's own process"])
 def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,22 +14,41 @@ from moeproxy.places import data_dir
 from moeproxy.recovery import Mishap, hotswap, hotswap_replicated
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
+from moeproxy.recovery.swap_processes import marked
 from moeproxy.recovery.torchft_log import LEFT, torchft_events
+from tests.recovery.processes import watched
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
 LIMIT = 180.0  # a job takes seconds; the first one also waits for imports, a minute on a busy machine
-Swap = Callable[..., SwapRun]
+Sockets = dict[int, set[str]]
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> SwapRun:
+def watched_job(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[SwapRun, Sockets]:
+    """A job without mishaps, and who listened on which addresses meanwhile."""
     pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
-    found = hot_swap(SwapPlan(MODEL), tmp_path_factory.mktemp("swap") / "calm", limit=LIMIT)
+    folder = tmp_path_factory.mktemp("swap") / "calm"
+    with watched(lambda: marked(folder)) as seen:
+        found = hot_swap(SwapPlan(MODEL), folder, limit=LIMIT)
     assert found.finished, found
-    return found
+    return found, seen
 
 
-@pytest.mark.kill
+@pytest.fixture(scope="module")
+def calm(watched_job: tuple[SwapRun, Sockets]) -> SwapRun:
+    return watched_job[0]
+
+
+@pytest.mark.job
+def test_nobody_else_can_reach_replicas(watched_job: tuple[SwapRun, Sockets]) -> None:
+    found, seen = watched_job
+    members = {event.info["pid"] for event in recovery.read_events(found.folder) if event.event == "start"}
+    assert len(members) == 3
+    assert members < seen.keys()  # store, manager and checkpoint server of each; and the lighthouse
+    assert set().union(*seen.values()) == {"127.0.0.1"}
+
+
+@pytest.mark.job
 def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path) -> None:
     found = hot_swap(SwapPlan(MODEL, mishaps=(Mishap("trainer-1", 9, "update"),)), tmp_path / "a", limit=LIMIT)
     assert (found.finished, found.step) == (True, 20), found
@@ -45,12 +63,12 @@ def test_a_spare_takes_over_without_losing_a_step(calm: SwapRun, tmp_path: Path)
     assert not recovery.ettr(torchft_events(*calm.folder.glob("trainer-[01].torchft.log"))).repeated
 
 
-@pytest.mark.kill
+@pytest.mark.job
 @pytest.mark.parametrize(
     "mishaps",
     [
-        (Mishap("trainer-2", 9, "update"),),
-        (Mishap("trainer-0", 10, "publish"),),
+        pytest.param((Mishap("trainer-2", 9, "update"),), marks=pytest.mark.kill),
+        pytest.param((Mishap("trainer-0", 10, "publish"),), marks=pytest.mark.kill),
         (Mishap("trainer-1", 9, "update"), Mishap("trainer-2", 9, "update")),
         (Mishap("trainer-1", 8, "update"), Mishap("trainer-3", 0, "recover")),
     ],
@@ -63,8 +81,8 @@ def test_worse_faults_are_survived(mishaps: tuple[Mishap, ...], calm: SwapRun, t
     assert recovery.verify(calm.folder, found.folder).equal
 
 
-@pytest.mark.kill
-def test_when_no_replica_is_left_the_verdict_names_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.job
+def test_when_no_replica_is_left_the_verdict_names_the_checkpoint(fork_server: None, tmp_path: Path) -> None:
     pytest.importorskip("torchft", reason="needs the extra: pip install 'moeproxy[recovery]'")
     both = (Mishap("trainer-0", 8, "update"), Mishap("trainer-1", 8, "update"))
     found = hot_swap(SwapPlan(MODEL, spares=0, mishaps=both), tmp_path / "a", limit=LIMIT)

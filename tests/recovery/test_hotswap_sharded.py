@@ -25,13 +25,14 @@ from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap, shard_folder
 from moeproxy.recovery.machine_faults import machine_fault
 from moeproxy.recovery.packing import unpack
 from moeproxy.recovery.swap_processes import marked
+from tests.recovery.processes import watched
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
 LIMIT = 150.0  # a job takes ten seconds; on a busy machine its processes alone take that
 PLAN = SwapPlan(MODEL, driver="sharded", steps=12, timeout=10.0)
 FOUR = replace(PLAN, active=4, spares=2, steps=8, batch=8)
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.job, pytest.mark.usefixtures("fork_server")]
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +82,9 @@ def _strike(folder: Path, members: set[str], step: int) -> threading.Thread:
     ("mishaps", "spares", "moved", "lost"),
     [
         ((Mishap("trainer-1", 7, "update"),), 1, [1], 0),
-        ((Mishap("trainer-0", 7, "update"),), 1, [0], 0),
+        pytest.param((Mishap("trainer-0", 7, "update"),), 1, [0], 0, marks=pytest.mark.kill),
         ((Mishap("trainer-1", 7, "publish"),), 1, [1], 1),
-        ((Mishap("trainer-2", 6, "wait"),), 1, [], 1),
+        pytest.param((Mishap("trainer-2", 6, "wait"),), 1, [], 1, marks=pytest.mark.kill),
         ((Mishap("trainer-1", 7, "update"), Mishap("trainer-3", 0, "recover")), 2, [1], 0),
     ],
     ids=["in an update", "rank 0", "while a snapshot is pushed", "the spare", "the spare as it takes over"],
@@ -106,7 +107,18 @@ def test_a_shard_comes_back_from_the_neighbours_memory(
     assert (last["source"], last["moved"]) == ("memory", moved)
 
 
-@pytest.mark.parametrize("kind", ["drop", "mute", "hang"])
+def test_nobody_else_can_reach_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
+    folder = tmp_path / "a"
+    with watched(lambda: marked(folder)) as seen:
+        assert hot_swap(replace(PLAN, steps=6), folder, limit=LIMIT).finished
+    members = {event.info["pid"] for event in read_events(folder) if event.event == "start"}
+    assert len(members & seen.keys()) >= 2  # the spare waits for nobody; gloo's of the two others, and the lighthouse
+    assert len(seen) >= 3
+    assert set().union(*seen.values()) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", ["drop", *(pytest.param(kind, marks=pytest.mark.kill) for kind in ("mute", "hang"))])
 def test_a_network_that_fails_costs_no_rank(kind: str, calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
     mishap = replace(machine_fault("rank_drop").mishap(7), kind=kind)
     plan = replace(PLAN, spares=0, timeout=10.0 if kind == "drop" else 4.0, mishaps=(mishap,))
@@ -122,6 +134,7 @@ def test_a_network_that_fails_costs_no_rank(kind: str, calm: Callable[[SwapPlan]
     assert kind == "drop" or seconds > 2  # nothing tells of what is lost but time
 
 
+@pytest.mark.kill
 def test_a_straggler_is_no_failed_rank(calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
     plan = replace(PLAN, spares=0, mishaps=(Mishap("trainer-1", 7, "update", "slow", 0.4),))
     found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
@@ -132,6 +145,7 @@ def test_a_straggler_is_no_failed_rank(calm: Callable[[SwapPlan], SwapRun], tmp_
     assert min(slow) > 0.4
 
 
+@pytest.mark.kill
 def test_two_at_once_come_back_from_memory_when_they_are_no_neighbours(
     calm: Callable[[SwapPlan], SwapRun], tmp_path: Path
 ) -> None:
@@ -176,6 +190,7 @@ def test_without_a_spare_the_verdict_names_a_checkpoint_that_is_whole(
         assert at == flat.numel()
 
 
+@pytest.mark.kill
 def test_a_checkpoint_that_cannot_be_written_ends_no_job(calm: Callable[[SwapPlan], SwapRun], tmp_path: Path) -> None:
     folder, plan = tmp_path / "a", replace(PLAN, spares=0)
 
@@ -193,6 +208,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_job(calm: Callable[[SwapPla
     assert recovery.verify(calm(plan).folder, folder).equal
 
 
+@pytest.mark.kill
 def test_an_ordinary_bug_does_not_start_over_for_ever(tmp_path: Path) -> None:
     pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
     bug = tuple(Mishap("trainer-0", 3, "update", "raise") for _ in range(20))
@@ -211,6 +227,7 @@ hot_swap(SwapPlan(Path(sys.argv[1]), driver="sharded", steps=10_000, timeout=10.
 """
 
 
+@pytest.mark.kill
 def test_a_parent_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     pytest.importorskip("nvidia_resiliency_ext", reason="needs the extra: pip install 'moeproxy[recovery]'")
     folder = tmp_path / "a"

@@ -20,7 +20,7 @@ from moeproxy.recovery.events import STEP_BEGIN, STEP_COMMIT, EventLog, trainer_
 from moeproxy.recovery.holding import Holding
 from moeproxy.recovery.manager_role import ManagerRole, Order, bounds
 from moeproxy.recovery.member import Member
-from moeproxy.recovery.plan import Mishap, RolePlan, due
+from moeproxy.recovery.plan import Mishap, RolePlan, due, suffer
 from moeproxy.recovery.policy import (
     DIED,
     HUNG,
@@ -311,6 +311,27 @@ def test_a_mishap_happens_once_in_a_job_but_slowness_stays(tmp_path: Path) -> No
     (tmp_path / "other").mkdir()
     found = [due(late, tmp_path / "other", "rollout-0", "generate", step) for step in (3, 6, 7)]
     assert found == [None, late[0], None]  # it had no share of step 4
+
+
+def test_a_mishap_is_logged_before_it_happens_and_slowness_is_none(tmp_path: Path) -> None:
+    said: list[tuple[object, ...]] = []
+
+    def say(event: str, step: int, **info: str) -> None:
+        said.append((event, step, info))
+
+    slow, fail = Mishap("trainer", 2, "wait", "slow"), Mishap("trainer", 2, "update", "raise")
+    full = Mishap("trainer", 3, "publish", "disk_full")
+    plan = (slow, fail, full)
+    assert suffer(plan, tmp_path, "trainer", "wait", 1, say) is None
+    assert suffer(plan, tmp_path, "trainer", "wait", 2, say) == slow
+    assert said == []
+    with pytest.raises(RuntimeError, match="made to fail in step 2, phase update"):
+        suffer(plan, tmp_path, "trainer", "update", 2, say)
+    assert suffer(plan, tmp_path, "trainer", "publish", 3, say) == full  # the caller's to make
+    assert said == [
+        ("fault", 2, {"kind": "raise", "phase": "update"}),
+        ("fault", 3, {"kind": "disk_full", "phase": "publish"}),
+    ]
 
 
 def test_impossible_plans_are_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import threading
@@ -51,6 +52,10 @@ def _alive(folder: Path) -> set[int]:
     return gone(lambda: {pid for pid in pids if running(pid)}, 5)
 
 
+def _kills(*kills: Mishap, marks: Any = ()) -> Any:
+    return pytest.param(kills, marks=marks, id="+".join(f"{kill.member}-{kill.phase}" for kill in kills))
+
+
 @pytest.fixture(scope="module")
 def watched(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[RoleRun, Sockets]:
     """The undisturbed job, and who listened on which addresses while it ran."""
@@ -71,7 +76,7 @@ def undisturbed(watched: tuple[RoleRun, Sockets]) -> RoleRun:
     return watched[0]
 
 
-@pytest.mark.kill
+@pytest.mark.job
 def test_nobody_else_can_reach_a_job(watched: tuple[RoleRun, Sockets]) -> None:
     found, seen = watched
     members = {event.info["pid"] for event in recovery.read_events(found.folder) if event.event == "start"}
@@ -86,13 +91,13 @@ def test_a_socket_that_others_can_reach_is_seen() -> None:
         assert listening([os.getpid()])[os.getpid()] >= {"0.0.0.0", "127.0.0.1"}
 
 
-@pytest.mark.kill
+@pytest.mark.job
 def test_with_one_share_and_no_lag_the_job_is_the_labs_own_run(one_ray: None, tmp_path: Path) -> None:
     found = _job(tmp_path / "job", shares=1, lag=0, rollouts=1, standby=False)
     assert found.trace().equals(run(SPEC))
 
 
-@pytest.mark.kill
+@pytest.mark.job
 def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     kills = (Mishap("trainer", 3, "update"), Mishap("rollout-1", 5, "generate"), Mishap("manager", 10, "serve"))
     found = _job(tmp_path / "job", *kills)
@@ -109,15 +114,14 @@ def test_a_trainer_a_rollout_and_the_manager_killed_change_nothing(undisturbed: 
     assert effective.repeated == 0  # no finished step was done again
 
 
-@pytest.mark.kill
+@pytest.mark.job
 @pytest.mark.parametrize(
     "kills",
     [
-        (Mishap("trainer", 1, "wait"), Mishap("rollout-0", 3, "weights")),
-        (Mishap("trainer", 4, "publish"), Mishap("rollout-0", 6, "deliver")),
-        (Mishap("rollout-0", 0, "idle"), Mishap("rollout-1", 4, "generate"), Mishap("trainer", 10, "publish")),
+        _kills(Mishap("trainer", 1, "wait"), Mishap("rollout-0", 3, "weights"), marks=pytest.mark.kill),
+        _kills(Mishap("trainer", 4, "publish"), Mishap("rollout-0", 6, "deliver"), marks=pytest.mark.kill),
+        _kills(Mishap("rollout-0", 0, "idle"), Mishap("rollout-1", 4, "generate"), Mishap("trainer", 10, "publish")),
     ],
-    ids=lambda kills: "+".join(f"{kill.member}-{kill.phase}" for kill in kills),
 )
 def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undisturbed: RoleRun, tmp_path: Path) -> None:
     found = _job(tmp_path / "job", *kills)
@@ -126,6 +130,7 @@ def test_a_kill_in_any_phase_changes_nothing(kills: tuple[Mishap, ...], undistur
     assert found.task_restarts == []
 
 
+@pytest.mark.job
 @pytest.mark.kill
 def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tmp_path: Path) -> None:
     """A collective that never returns: the trainer's process lives and answers. A rollout hangs the same way."""
@@ -137,6 +142,7 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
     assert found.ettr().outages[0].detect - found.ettr().outages[0].fault > 3.0
 
 
+@pytest.mark.job
 @pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
@@ -157,14 +163,16 @@ def test_the_task_restarts_from_disk_in_the_papers_cases(
     assert same.repeats == ((back + 1,) if back else ())  # from the checkpoint after step 4
 
 
-@pytest.mark.kill
+@pytest.mark.job
 def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
+    any_time = random.Random(time.time_ns())  # the same in no two runs, on purpose: nothing compared depends on it
     job = Job(SPEC, tmp_path / "job", RolePlan(checkpoint_every=4))
 
     def strike() -> None:
         for member, step in (("rollout-0", 2), ("trainer", 5), ("rollout-1", 8)):
             while job.board()["step"] < step - 1 and not job.ended:
                 time.sleep(0.01)
+            time.sleep(any_time.uniform(0, 0.4))
             if not job.ended:
                 with contextlib.suppress(RecoveryError):  # being replaced just now
                     job.kill(member)
@@ -177,6 +185,7 @@ def test_kills_at_any_time_from_outside_change_nothing(undisturbed: RoleRun, tmp
     assert recovery.verify(undisturbed.folder, found.folder).equal
 
 
+@pytest.mark.job
 @pytest.mark.kill
 def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undisturbed: RoleRun, tmp_path: Path) -> None:
     """The checkpoint after step 4 is damaged, that after 6 finds no room; then the task has to go back to step 2."""
@@ -199,7 +208,7 @@ def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undistur
     assert (full.step, "File too large" in full.info["problem"]) == (6, True)
 
 
-@pytest.mark.kill
+@pytest.mark.job
 def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: None, tmp_path: Path) -> None:
     twice = [Mishap("trainer", 6, "wait"), Mishap("trainer", 6, "update")]
     found = _job(tmp_path / "job", *twice, max_task_restarts=0)
@@ -210,11 +219,13 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: N
     assert len(found.trace().steps) == 4
 
 
-@pytest.mark.kill
-@pytest.mark.parametrize("how", ["stop", "interrupt"])
+@pytest.mark.job
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.kill), "interrupt"])
 def test_a_job_that_is_stopped_or_whose_cell_is_interrupted_leaves_no_process(
-    how: str, one_ray: None, tmp_path: Path
+    how: str, one_ray: None, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, heard))
     long = replace(SPEC, settings=replace(SETTINGS, steps=200, tasks=800))
     job, before = Job(long, tmp_path / "job", RolePlan(standby=False)), descendants(os.getpid())
     end = threading.Timer(3.0, job.stop if how == "stop" else lambda: os.kill(os.getpid(), signal.SIGINT))

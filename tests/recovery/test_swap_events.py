@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from moeproxy.recovery.events import Event
-from moeproxy.recovery.hotswap import lost_steps, recoveries, snapshot_cost
+from moeproxy.recovery.hotswap import lost_steps, recoveries
+from moeproxy.recovery.snapshot_cost import ratios, snapshot_cost
 from moeproxy.recovery.timeline import attempts
 
 
@@ -40,16 +42,33 @@ def test_a_step_is_lost_when_all_had_finished_it() -> None:
     assert lost_steps([*both, *late], 2) == 0
 
 
-def test_the_cost_of_a_snapshot_is_that_of_the_step_beside_it() -> None:
-    def commit(step: int, seconds: float, beside: bool, member: str = "trainer-0") -> Event:
-        return Event(step, "trainer", member, "step_commit", step, {"seconds": seconds, "beside": beside})
+def _commit(step: int, seconds: float, beside: bool, member: str = "trainer-0") -> Event:
+    return Event(step, "trainer", member, "step_commit", step, {"seconds": seconds, "beside": beside})
 
-    drifting = [commit(step, 1.0 + 0.1 * step + 0.05 * (step % 2), bool(step % 2)) for step in range(9)]
-    assert snapshot_cost(drifting) == pytest.approx(0.05 / 1.4, abs=0.01)
-    steady = [commit(step, 2.0 + 0.1 * (step % 2), bool(step % 2)) for step in range(8)]
-    assert snapshot_cost(steady) == pytest.approx(0.05)
-    assert snapshot_cost([commit(step, 2.0, True) for step in range(4)]) is None
-    assert snapshot_cost([commit(0, 1.0, True), commit(1, 1.0, False, "trainer-1")]) is None  # of two ranks: no pair
+
+def test_the_cost_of_a_snapshot_is_that_of_the_step_beside_it() -> None:
+    steady = [_commit(step, 2.0 + 0.1 * (step % 2), bool(step % 2)) for step in range(1, 60)]
+    found = snapshot_cost(ratios(steady))
+    assert found is not None
+    assert (found.share, found.low, found.high) == pytest.approx((0.05, 0.05, 0.05))
+    assert found.steps == 27  # the odd ones from 5 to 57: those with neighbours on both sides, after warming up
+    drifting = [_commit(step, (1.0 + 0.02 * step) * (1.05 if step % 2 else 1.0), bool(step % 2)) for step in range(60)]
+    assert ratios(drifting) == pytest.approx([1.05] * len(ratios(drifting)))
+    slower = [_commit(step, 3.0 + 0.3 * (step % 2), bool(step % 2), "trainer-1") for step in range(1, 60)]
+    assert ratios([*steady, *slower]) == pytest.approx([5.4 / 5.0] * 27)  # ranks wait for one another
+    assert snapshot_cost(ratios([_commit(step, 2.0, True) for step in range(20)])) is None
+    alone = [_commit(step, 1.0, bool(step % 2), f"trainer-{step % 2}") for step in range(20)]
+    assert ratios(alone) == []  # no step that both ranks finished
+
+
+def test_noise_widens_the_interval_around_the_cost() -> None:
+    rng = np.random.default_rng(0)
+    noisy = [_commit(step, rng.lognormal(0, 0.1) * (1.04 if step % 2 else 1), bool(step % 2)) for step in range(400)]
+    found = snapshot_cost(ratios(noisy))
+    assert found is not None
+    assert found.low < 0.04 < found.high
+    assert 0.01 < found.high - found.low < 0.06
+    assert snapshot_cost(ratios(noisy)) == found  # the bootstrap has a seed
 
 
 def test_ranks_that_train_together_make_one_try_of_a_step() -> None:

@@ -35,7 +35,8 @@ def html_rows(label: str, head: Sequence[str], rows: Iterable[Sequence[str]], *,
         wrap: break long cells.
     """
     cell_style = _CELL if wrap else f"{_CELL};white-space:nowrap"
-    titles = "".join(f"<th scope='col' style='{_HEAD}'>{html.escape(name)}</th>" for name in head)
+    head_style = f"{_HEAD};white-space:normal" if wrap else _HEAD
+    titles = "".join(f"<th scope='col' style='{head_style}'>{html.escape(name)}</th>" for name in head)
     lines = "".join(
         f"<tr><th scope='row' style='{cell_style};font-weight:600'>{first}</th>"
         + "".join(f"<td style='{cell_style}'>{cell}</td>" for cell in rest)
