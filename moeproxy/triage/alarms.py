@@ -11,20 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from moeproxy.triage.arrays import known_mean
+from moeproxy.triage import repeated
+from moeproxy.triage.arrays import finite, known_mean
 from moeproxy.triage.course import JUMP, TRANSIENT, course
 from moeproxy.triage.departure import MEMORY
 from moeproxy.triage.jsonable import number, plain
-from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, scale_of, unit_of
-from moeproxy.triage.reference import STRONGEST, Departures
+from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, scale_of, signal_name, unit_of
+from moeproxy.triage.reference import REACH, STRONGEST, Departures
 
 NOT_FINITE = "not finite"
+SPIKES = "spikes"
+OFTEN = "as often as single steps of healthy runs stand out"
 BEFORE = 20
 """Steps before the onset, at most, of which the sentence gives the mean."""
 
 LASTING = 3
 """Values that are not finite within `NEAR` steps: fewer are a note."""
-NEAR = 5
+NEAR = 20
 
 FAR = 1e50
 """Size from which on a mean is not given: judged values are bounded (`moeproxy.triage.judged`)."""
@@ -43,16 +46,17 @@ class Alarm:
         direction: "up", "down" or "not finite".
         size: largest shift, in healthy spreads (or, without healthy runs, in standard errors of the run's own noise);
             infinite where the values are not finite.
-        excess: size over the threshold of this signal.
+        excess: how many times it exceeds what `against` says: the threshold of this signal, or a fixed limit.
         before: mean in the signal's own unit before the onset; NaN when unknown. This and the next two are geometric
             means of signals that are judged on a logarithmic scale (`mean_of`).
         after, expected: means over the steps `shown` where the departure is largest: of the run, and what healthy runs
             (or, alone, the run's own past) made to be expected there.
         shown: first and last step of these.
-        kind: "jump", "drift" or "transient".
+        kind: "jump", "drift", "transient" or "spikes".
         recovered: step from which a transient is back.
-        steps: number of steps from the onset to the end, or to the recovery.
+        steps: number of steps from the onset to the end, or to the recovery; of spikes, how many there are.
         size_in: what `size` is counted in.
+        against: what `excess` is a multiple of, in words.
     """
 
     signal: str
@@ -68,6 +72,17 @@ class Alarm:
     recovered: int | None = None
     steps: int = 0
     size_in: str = "healthy spreads"
+    against: str = REACH
+
+    @property
+    def by_limit(self) -> bool:
+        """Whether it is held against a fixed limit, which no healthy run passes."""
+        return self.against != REACH
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it makes the run alarm whatever else was measured: by values that are not finite, or many spikes."""
+        return self.direction == NOT_FINITE or self.kind == SPIKES
 
     @property
     def sentence(self) -> str:
@@ -80,10 +95,16 @@ class Alarm:
         unit = f" {unit_of(self.signal)}".rstrip()
         went = {JUMP: "jumps", TRANSIENT: "moves"}.get(self.kind, "drifts")
         after, expected = judged_number(self.after), judged_number(self.expected)
+        if self.kind == SPIKES:
+            return (
+                f"{meaning} spikes {self.direction} again and again from step {self.onset} on, at {self.steps} steps "
+                f"up to step {self.shown[1]}: {after}{unit} there ({mean_of(self.signal)}), {expected} between them; "
+                f"{times(self.size)} {self.size_in}, {times(self.excess)} times {self.against}."
+            )
         return (
             f"{meaning} {went} {self.direction} at step {self.onset}: {after}{unit} ({mean_of(self.signal)} "
             f"over steps {self.shown[0]} to {self.shown[1]}), where {expected} was to be expected; "
-            f"{times(self.size)} {self.size_in}, {times(self.excess)} times what healthy runs reach{back}."
+            f"{times(self.size)} {self.size_in}, {times(self.excess)} times {self.against}{back}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -133,7 +154,9 @@ def alarms_of(table: Judged, found: Departures, since: int | None = None) -> tup
     if since is not None and kept and not broken:
         places |= _pinned(found, places, first)
     moved = [_alarm(table, found, x, members[found.names[x]], places[x]) for x in kept]
-    return tuple(sorted([*broken, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
+    named = {signal_name(alarm.signal) for alarm in moved} | quiet
+    spiking = [alarm for alarm in _spiking(table, found, since) if signal_name(alarm.signal) not in named]
+    return tuple(sorted([*broken, *spiking, *moved], key=lambda alarm: (alarm.onset, -alarm.excess)))
 
 
 def _chosen(found: Departures, broken: bool) -> list[int]:
@@ -200,6 +223,35 @@ def _broken(table: Judged) -> list[Alarm]:
     return alarms
 
 
+def _spiking(table: Judged, found: Departures, since: int | None) -> list[Alarm]:
+    """Return an alarm for each signal whose single steps stand out again and again, from a step on if that is given."""
+    values_RS, alarms = finite(table.at(found.rows, found.steps_S)), dict[str, Alarm]()
+    for one in repeated.repeated(found.spikes_RS):
+        name, places = found.rows[one.row], list(one.places)
+        onset = int(found.steps_S[places[0]])
+        if signal_name(name) in alarms or (since is not None and onset < since):
+            continue
+        values_S = values_RS[one.row]
+        rest = np.setdiff1d(np.arange(places[0], len(values_S)), places)
+        after, between = (float(known_mean(values_S[index], axis=0)) for index in (places, rest))
+        alarms[signal_name(name)] = Alarm(
+            signal=name,
+            onset=onset,
+            direction="up" if after > between else "down",
+            size=abs(after - between) / float(found.noise_R[one.row]),
+            excess=one.most / (repeated.LEAST - 1),
+            before=original_value(name, float(known_mean(values_S[: places[0]], axis=0))),
+            after=original_value(name, after),
+            expected=original_value(name, between),
+            shown=(onset, int(found.steps_S[places[-1]])),
+            kind=SPIKES,
+            steps=len(places),
+            size_in="times the noise of its single steps",
+            against=OFTEN,
+        )
+    return list(alarms.values())
+
+
 def _finite_again(table: Judged, index: int) -> int | None:
     """Return the step from which a signal is finite again to the end, for at least `LASTING` steps."""
     last = int(np.flatnonzero(table.broken_RS[index])[-1])
@@ -218,12 +270,13 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place:
     went = course(found.residual_RS[row], onset)
     index, start = table.rows.index(name), int(np.searchsorted(table.steps_S, found.steps_S[onset]))
     end = found.steps_S[went.recovered] if went.recovered is not None and went.recovered < len(found.steps_S) else None
+    limit = found.limits.get(found.names[x])
     return Alarm(
         signal=name,
         onset=int(found.steps_S[onset]),
         direction="up" if after > expected else "down",
         size=float(found.size_RT[row, peak]),
-        excess=float(found.excess_XT[x].max()),
+        excess=float(found.excess_XT[x].max()) if limit is None else limit.ratio,
         before=_mean(table, index, max(0, start - BEFORE), start),
         after=original_value(name, after),
         expected=original_value(name, expected),
@@ -232,6 +285,7 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place:
         recovered=None if end is None else int(end),
         steps=int((found.steps_S[-1] if end is None else end) - found.steps_S[onset]) + (end is None),
         size_in=found.size_in,
+        against=REACH if limit is None else limit.words,
     )
 
 

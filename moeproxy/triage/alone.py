@@ -33,12 +33,13 @@ from moeproxy.triage.departure import (
     step_noise,
     without_spikes,
 )
-from moeproxy.triage.judged import Judged, groups, original_value, signal_name
+from moeproxy.triage.judged import Judged, groups, original_value, scale_of, signal_name
 from moeproxy.triage.reference import (
     ALPHA,
     SIGNAL_QUANTILE,
     STRONGEST,
     Departures,
+    Limit,
     exceeded_by,
     grouped,
     strongest,
@@ -71,6 +72,9 @@ SHOWN = 10
 
 BEGUN = 0.2
 """Share of what is too far from which on a signal of a long run has begun to go there."""
+
+REACHED = "as far from its beginning as healthy runs get"
+SLOWLY = "the least that counts as a slow loss"
 
 PRIORS = "healthy.json"
 
@@ -134,7 +138,20 @@ class Priors:
         """Return how far each row has gone (R, T), as an excess: at the limit it makes the run alarm by itself."""
         limit_R = np.array([FAR * self.reach.get(signal_name(row), np.inf) for row in table.rows])
         far_RT = np.maximum(_shift(seen, limit_R) / limit_R[:, None], _beyond(table, seen))
-        return far_RT * self._alarming
+        return np.where(far_RT >= 1, far_RT, 0) * self._alarming
+
+    def _limits(
+        self, table: Judged, seen: _Seen, members: Members, far_X: np.ndarray, excess_X: np.ndarray
+    ) -> dict[str, Limit]:
+        """Return the limits passed by signals that went farther than they changed."""
+        found = {}
+        for x, (name, rows_R) in enumerate(members):
+            ratio = float(far_X[x] / self._alarming)
+            if far_X[x] > excess_X[x]:
+                size = max(_learning_limit(table, seen, int(row)) for row in rows_R) if name in LEARNS else np.inf
+                learning = Limit(ratio, f"the {size:.3g} up to which it is taken for learning")
+                found[name] = learning if name in LEARNS else Limit(ratio * FAR, REACHED)
+        return found
 
     def _only_learns(self, table: Judged, seen: _Seen, rows_R: np.ndarray, name: str) -> bool:
         """Whether a signal that any learning moves without end moved, but neither at once nor too far.
@@ -212,13 +229,16 @@ class Priors:
         excess_XT = grouped(seen.contrast_RT, members) / threshold_X1
         learns_X1 = np.array([self._only_learns(table, seen, rows, name) for name, rows in members])[:, None]
         far_XT = grouped(self._far(table, seen), members)
-        excess_XT = np.maximum(np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT), far_XT)
+        excess_XT = np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT)
+        limits = self._limits(table, seen, members, far_XT.max(1), excess_XT.max(1))
+        excess_XT = np.maximum(excess_XT, far_XT)
         size_RT = np.maximum(seen.contrast_RT, seen.level_RT)
         slow = slow_changes(table.rows, seen.left_RS, seen.noise_R)
         excess_XT, contrast_XT = self._with_slow(slow, seen, members, excess_XT)
         self._date_far(table, seen, members, contrast_XT)
         for one in slow:
             size_RT[one.row] = _size_of(one, seen)
+        limits |= {signal_name(table.rows[one.row]): Limit(one.ratio, SLOWLY) for one in slow}
         return Departures(
             names=tuple(name for name, _ in members),
             rows=table.rows,
@@ -236,6 +256,7 @@ class Priors:
             run_threshold=self.run_threshold,
             single_threshold=self.single_threshold,
             size_in="standard errors of its own noise",
+            limits=limits,
         )
 
 
@@ -299,19 +320,29 @@ class _Seen:
 
     @staticmethod
     def of(table: Judged) -> _Seen:
-        onset_T, values_RS = _onsets(table), table.finite_RS
+        onset_T, (values_RS, coarse_R) = _onsets(table), _unrounded(table)
         early = max(EARLIEST, len(table.steps_S) // 4)
-        floor_R = np.fmax(table.floor_R, _coarse(values_RS))
+        floor_R = np.fmax(table.floor_R, coarse_R)
         # One spike at the very first step would hide in a noise that is taken with it.
         later_R = step_noise(values_RS[:, 1:early], floor_R)
         first_RS = first_spikes(values_RS, np.zeros((len(values_RS), 3)), later_R) & ~_begins_with_zero(table)
         noise_R = np.where(first_RS[:, 0], later_R, step_noise(values_RS[:, :early], floor_R))
         spikes_RS = lone_spikes(values_RS, noise_R) | lone_extremes(values_RS) | first_RS
         left_RS = without_spikes(values_RS, spikes_RS)
-        start_R = np.nan_to_num(known_mean(left_RS[:, :EARLIEST], axis=1))
+        start_R = np.nan_to_num(_middle(left_RS[:, :EARLIEST]))
         residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
         contrast_RT = contrast(residual_RS, onset_T, trend=True)
         return _Seen(onset_T, start_R, noise_R, left_RS, residual_RS, contrast_RT, spikes_RS)
+
+
+def _middle(values_RS: np.ndarray) -> np.ndarray:
+    """Return medians (R,), NaN where nothing is known.
+
+    A step of equal answers has a gradient of nearly zero, which on a logarithmic scale moves a mean by magnitudes.
+    """
+    known_R, found_R = np.isfinite(values_RS).any(1), np.full(len(values_RS), np.nan)
+    found_R[known_R] = np.nanmedian(values_RS[known_R], axis=1)
+    return found_R
 
 
 def _begins_with_zero(table: Judged) -> np.ndarray:
@@ -320,17 +351,28 @@ def _begins_with_zero(table: Judged) -> np.ndarray:
     return np.array([[original_value(row, float(value)) == 0] for row, value in pairs])
 
 
-def _coarse(values_RS: np.ndarray) -> np.ndarray:
-    """Return the step (R,) to which a log rounded its values, 0 where it did not seem to.
+def _unrounded(table: Judged) -> tuple[np.ndarray, np.ndarray]:
+    """Return values (R, S) as they may have been before a log rounded them, and the step (R,) to which it did.
 
-    A loss printed with four decimals is 0.0000 for many steps; its noise is not zero but less than it shows.
+    Both are transformed; the step is 0 where the log did not seem to round. A loss printed with four decimals is 0.0000
+    for many steps: its noise is not zero but less than it shows. On a logarithmic scale a zero stands for half a step,
+    since the next value that shows is one step.
     """
-    found = np.zeros(len(values_RS))
-    for row, values_S in enumerate(values_RS):
-        values = np.unique(values_S[np.isfinite(values_S)])
-        if 2 <= len(values) < np.isfinite(values_S).sum() / 2:
-            found[row] = np.diff(values).min()
-    return found
+    values_RS, coarse_R = table.finite_RS.copy(), np.zeros(len(table.rows))
+    for row, name in enumerate(table.rows):
+        is_log = scale_of(name) == "log"
+        known_S = np.isfinite(values_RS[row])
+        shown = [original_value(name, float(value)) for value in values_RS[row, known_S]] if is_log else []
+        values = np.unique(np.round(shown, 12) if is_log else values_RS[row, known_S])
+        if not 2 <= len(values) < known_S.sum() / 2:
+            continue
+        step = float(np.diff(values).min())
+        if is_log:
+            values_RS[row, known_S] = np.fmax(values_RS[row, known_S], np.log(step / 2))
+            early = float(np.median(shown[: max(EARLIEST, len(shown) // 4)]))
+            step = float(np.log1p(step / max(early, step / 2)))
+        coarse_R[row] = step
+    return values_RS, coarse_R
 
 
 def _largest(table: Judged) -> dict[str, float]:
@@ -355,10 +397,16 @@ def _beyond(table: Judged, seen: _Seen) -> np.ndarray:
     found_RT = np.zeros(level_RT.shape)
     for index, row in enumerate(table.rows):
         if signal_name(row) in LEARNS:
-            limit = max(LEARNS[signal_name(row)], FAR * abs(original_value(row, float(seen.start_R[index]))))
+            limit = _learning_limit(table, seen, index)
             size_T = np.array([abs(original_value(row, float(value))) for value in level_RT[index]])
             found_RT[index] = np.where(size_T > limit, size_T / limit, 0)
     return found_RT
+
+
+def _learning_limit(table: Judged, seen: _Seen, row: int) -> float:
+    """Return the size up to which a signal that learning moves without end is taken to do so."""
+    name = table.rows[row]
+    return max(LEARNS[signal_name(name)], FAR * abs(original_value(name, float(seen.start_R[row]))))
 
 
 def _shift(seen: _Seen, limit_R: np.ndarray) -> np.ndarray:

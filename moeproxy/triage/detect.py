@@ -19,7 +19,7 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.alarms import Alarm, alarms_of, times
+from moeproxy.triage.alarms import NOT_FINITE, SPIKES, Alarm, alarms_of, times
 from moeproxy.triage.alone import FEWEST_STEPS as FEWEST_ALONE
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.healthy import Healthy
@@ -92,10 +92,18 @@ class Detection:
         judged = f"{what} over {self.n_steps} steps, judged {self.mode}, by {by}"
         level = f"strength {times(self.strength)}, healthy runs stay below {times(self.threshold)}"
         if self.verdict == ALARM and not self.strength > self.threshold:
-            level = f"values are not finite, which is an alarm by itself (the finite ones have {level})"
+            level = f"{self._by_itself()}, which is an alarm by itself (all together have {level})"
         if self.verdict == HEALTHY:
             return f"No alarm: {judged}; {level}."
         return f"The run departs from step {self.onset} on: {judged}; {level}."
+
+    def _by_itself(self) -> str:
+        if any(alarm.direction == NOT_FINITE for alarm in self.alarms):
+            return "values are not finite"
+        if any(alarm.at_once for alarm in self.alarms):
+            return "single steps stand out again and again"
+        most = max(self.alarms, key=lambda alarm: alarm.excess)
+        return f"{most.signal} has {times(most.excess)} times {most.against}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the detection as JSON values."""
@@ -192,8 +200,12 @@ def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: t
     strength_T = found.strength_T
     alarms = alarms_of(table, found)
     departs = bool(strength_T.max() > found.run_threshold)
-    alarmed = departs or any(np.isinf(alarm.excess) for alarm in alarms)
-    onset = _onset(alarms, found, departs, mode) if alarmed else None
+    most_X = found.excess_XT.max(1, initial=0.0)
+    by_one = bool(most_X.max(initial=0.0) > found.by_itself)
+    alarmed = departs or by_one or any(alarm.at_once for alarm in alarms)
+    # Spikes date a run only where nothing else departs: what departs later often spikes before.
+    dating = [alarm for alarm in alarms if alarm.kind != SPIKES] if departs or by_one else alarms
+    onset = _onset(dating, found, departs, mode) if alarmed else None
     told = notes_of(table, found, onset)
     if onset is not None:
         before, alarms = alarms, alarms_of(table, found, onset)
@@ -219,10 +231,10 @@ def _onset(alarms: Sequence[Alarm], found: Departures, departs: bool, mode: str)
 
     A cause often moves one signal at once and the others later, more and more.
     """
-    loudness = [min(alarm.excess, _LOUD) for alarm in alarms]
+    loudness = [_LOUD if alarm.at_once else min(alarm.excess, _LOUD) for alarm in alarms if not alarm.by_limit]
     most = int(found.steps_S[found.onset]) if departs else int(found.steps_S[-1])
-    least = min(_SHARE * max(loudness), _CERTAIN if mode == BESIDE else np.inf)
-    loud = [a.onset for a, size in zip(alarms, loudness, strict=True) if size >= least]
+    least = min(_SHARE * max(loudness, default=0.0), _CERTAIN if mode == BESIDE else np.inf)
+    loud = [alarm.onset for alarm in alarms if alarm.by_limit or alarm.at_once or alarm.excess >= least]
     return min([most, *loud])
 
 
@@ -231,6 +243,8 @@ def _limits(trace: Trace, table: Judged, mode: str) -> tuple[str, ...]:
     if not table.rows:
         named = ", ".join(table.sparse or trace.signals[:5]) or "nothing"
         return (f"No signal that says how training goes is logged at half of the steps ({named}).",)
+    if not table.moves and mode == ALONE:
+        return (f"None of the {len(table.signals)} signals changes in the whole run: log or run stands still.",)
     needed = FEWEST_BESIDE if mode == BESIDE else FEWEST_ALONE
     if len(table.steps_S) < needed:
         return (f"The run has {len(table.steps_S)} steps with values; {mode} at least {needed} are needed.",)

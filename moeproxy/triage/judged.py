@@ -21,6 +21,10 @@ _SCALARS = (*(name for name in STEP_SIGNALS if name not in _PER_LAYER), *DERIVED
 _FURTHER = tuple(name for name, signal in LOG_SIGNALS.items() if name != "learning_rate")
 
 
+ROUNDING = 1e-13
+"""Size below which a mean on a linear scale is zero: running sums leave that much."""
+
+
 @dataclass(frozen=True)
 class Judged:
     """The judged signals of one run, transformed so that differences mean the same at every size.
@@ -77,6 +81,12 @@ class Judged:
         """The values without those that were not finite."""
         return finite(self.values_RS)
 
+    @property
+    def moves(self) -> bool:
+        """Whether any signal takes more than one value, or is not finite."""
+        known = [np.unique(values_S[np.isfinite(values_S)]) for values_S in self.values_RS]
+        return bool(self.broken_RS.any()) or any(len(values) > 1 for values in known)
+
     @cached_property
     def broken_RS(self) -> np.ndarray:
         """Where a value was logged that is not finite."""
@@ -127,7 +137,9 @@ def original_value(row: str, transformed: float) -> float:
     if scale == "log":
         tiny = DERIVED[name].resolution if name in DERIVED else signal_of(row).resolution
         return 0.0 if transformed <= np.log(tiny) + 1e-9 else float(np.exp(min(transformed, 700.0)))
-    return float(1 / (1 + np.exp(-transformed))) if scale == "logit" else float(transformed)
+    if scale == "logit":
+        return float(1 / (1 + np.exp(-transformed)))
+    return float(transformed) if abs(transformed) > ROUNDING else 0.0
 
 
 def groups(rows: tuple[str, ...]) -> list[tuple[str, np.ndarray]]:

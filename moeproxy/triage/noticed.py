@@ -69,8 +69,8 @@ def earlier(before: Sequence[Alarm], alarms: Sequence[Alarm], onset: int) -> tup
     """
     kept = {signal_name(alarm.signal) for alarm in alarms}
     return tuple(
-        f"{alarm.signal}: moves {alarm.direction} at step {alarm.onset}, {times(alarm.excess)} times what healthy runs "
-        f"reach, and less than half as much when the run departs (step {onset}); no alarm."
+        f"{alarm.signal}: moves {alarm.direction} at step {alarm.onset}, {times(alarm.excess)} times {alarm.against}, "
+        f"and less than half as much when the run departs (step {onset}); no alarm."
         for alarm in before
         if signal_name(alarm.signal) not in kept
     )
@@ -85,7 +85,8 @@ def _spikes(row: str, values_S: np.ndarray, places: Sequence[int], steps_S: np.n
 
 def _beside(row: str, values_S: np.ndarray, at: int) -> str:
     before = f"{_value(row, values_S[at - 1])} before" if at else ""
-    return f"{before} and {_value(row, values_S[at + 1])} after" if at + 1 < len(values_S) else before
+    after = f"{_value(row, values_S[at + 1])} after" if at + 1 < len(values_S) else ""
+    return " and ".join(part for part in (before, after) if part)
 
 
 def _value(row: str, transformed: Any) -> str:

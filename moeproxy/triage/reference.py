@@ -8,8 +8,8 @@ Axes: N healthy run, R row, X signal (a group of rows), S step, T candidate onse
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -52,6 +52,23 @@ STRONGEST = 3
 """A run is judged by the mean of its strongest signals: one alone strays in many a healthy run."""
 
 
+ONE = 1.25
+"""A run alarms by one signal alone beyond so many times what the strongest single signal of healthy runs reaches.
+
+On the benchmark's runs no healthy one alarms by it that did not before (129 beside healthy runs, 189 alone), and 1 in
+200 clear and 3 in 100 subtle faults do; with 1.0 two more healthy runs would, alone."""
+
+REACH = "what healthy runs reach"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit that a signal passed: how many times it did, and in words what that is."""
+
+    ratio: float
+    words: str
+
+
 @dataclass(frozen=True)
 class Departures:
     """How far one run strays, by signal and candidate onset.
@@ -69,8 +86,10 @@ class Departures:
         noise_R: that noise.
         spikes_RS: lone values that were taken out.
         run_threshold: `strength_T` beyond which the run alarms.
-        single_threshold: excess beyond which one signal alarms by itself.
+        single_threshold: excess beyond which a signal of a run that alarms is evidence; with `ONE` times as much one
+            signal alarms by itself.
         size_in: what sizes are counted in.
+        limits: signals whose excess comes from a fixed limit rather than from what healthy runs reach.
     """
 
     names: tuple[str, ...]
@@ -89,6 +108,12 @@ class Departures:
     run_threshold: float
     single_threshold: float
     size_in: str = "healthy spreads"
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+
+    @property
+    def by_itself(self) -> float:
+        """Excess beyond which one signal makes the run alarm whatever the others do."""
+        return ONE * self.single_threshold
 
     @property
     def strength_T(self) -> np.ndarray:

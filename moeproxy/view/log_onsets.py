@@ -29,4 +29,4 @@ def _said(alarm: Alarm) -> str:
     name = alarm.signal.replace("_", " ")
     if alarm.direction == NOT_FINITE:
         return f"{name} is not finite from step {alarm.onset} on"
-    return f"{name} {alarm.direction} from step {alarm.onset} on, {times(alarm.excess)} times what healthy runs reach"
+    return f"{name} {alarm.direction} from step {alarm.onset} on, {times(alarm.excess)} times {alarm.against}"

@@ -227,9 +227,13 @@ def _alarm_row(alarm: Alarm) -> dict[str, object]:
         "over steps": f"{alarm.shown[0]}–{alarm.shown[1]}",
         "before": None if np.isnan(alarm.before) else judged_number(alarm.before),
         "size": None if broken else times(alarm.size),
-        "times healthy": None if broken else times(alarm.excess),
+        "times healthy": None if broken else _excess(alarm),
         "what it measures": meaning_of(alarm.signal),
     }
+
+
+def _excess(alarm: Alarm) -> str:
+    return f"{times(alarm.excess)} times {alarm.against}" if alarm.by_limit else times(alarm.excess)
 
 
 def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:

@@ -83,7 +83,7 @@ def _alarm(alarm: Alarm) -> dict[str, str]:
     return row | {
         **{"how": f"{alarm.kind} {alarm.direction}{back}", "over steps": f"{alarm.shown[0]} to {alarm.shown[1]}"},
         **{"seen": _number(alarm.after), "expected": _number(alarm.expected)},
-        **{"size": f"{times(alarm.size)} {alarm.size_in}", "times what healthy runs reach": times(alarm.excess)},
+        **{"size": f"{times(alarm.size)} {alarm.size_in}", "times what healthy runs reach": _excess(alarm)},
     }
 
 
@@ -113,6 +113,10 @@ def _cause(place: int, cause: Cause) -> str:
     return (
         f"<details {state} style='margin:3px 0 3px 12px'>{summary}{shown}<ul style='margin:2px 0'>{rows}</ul></details>"
     )
+
+
+def _excess(alarm: Alarm) -> str:
+    return f"{times(alarm.excess)} times {alarm.against}" if alarm.by_limit else times(alarm.excess)
 
 
 def _number(value: float) -> str:
