@@ -257,6 +257,7 @@ class Priors:
             single_threshold=self.single_threshold,
             size_in="standard errors of its own noise",
             limits=limits,
+            learns=tuple(LEARNS),
         )
 
 

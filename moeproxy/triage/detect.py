@@ -200,11 +200,9 @@ def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: t
     strength_T = found.strength_T
     alarms = alarms_of(table, found)
     departs = bool(strength_T.max() > found.run_threshold)
-    most_X = found.excess_XT.max(1, initial=0.0)
-    by_one = bool(most_X.max(initial=0.0) > found.by_itself)
-    alarmed = departs or by_one or any(alarm.at_once for alarm in alarms)
+    alarmed = departs or found.by_one or any(alarm.at_once for alarm in alarms)
     # Spikes date a run only where nothing else departs: what departs later often spikes before.
-    dating = [alarm for alarm in alarms if alarm.kind != SPIKES] if departs or by_one else alarms
+    dating = [alarm for alarm in alarms if alarm.kind != SPIKES] if departs or found.by_one else alarms
     onset = _onset(dating, found, departs, mode) if alarmed else None
     told = notes_of(table, found, onset)
     if onset is not None:

@@ -8,7 +8,7 @@ Axes: N healthy run, R row, X signal (a group of rows), S step, T candidate onse
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,6 +90,7 @@ class Departures:
             signal alarms by itself.
         size_in: what sizes are counted in.
         limits: signals whose excess comes from a fixed limit rather than from what healthy runs reach.
+        learns: signals that any learning moves, and that alone prove nothing.
     """
 
     names: tuple[str, ...]
@@ -109,11 +110,14 @@ class Departures:
     single_threshold: float
     size_in: str = "healthy spreads"
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    learns: Collection[str] = ()
 
     @property
-    def by_itself(self) -> float:
-        """Excess beyond which one signal makes the run alarm whatever the others do."""
-        return ONE * self.single_threshold
+    def by_one(self) -> bool:
+        """Whether one signal makes the run alarm whatever the others do."""
+        most_X = self.excess_XT.max(1, initial=0.0)
+        counts = [name not in self.learns or name in self.limits for name in self.names]
+        return bool((most_X[counts] > ONE * self.single_threshold).any())
 
     @property
     def strength_T(self) -> np.ndarray:
