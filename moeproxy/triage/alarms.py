@@ -165,7 +165,8 @@ def _chosen(found: Departures, broken: bool) -> list[int]:
     order = [int(x) for x in np.argsort(-excess_X)]
     loud = [x for x in order if excess_X[x] > found.single_threshold]
     # The run departs by several signals together though none of them does alone: these are the evidence.
-    return loud or ([x for x in order[:STRONGEST] if excess_X[x] > 0] if not broken else [])
+    together = found.departs and not broken
+    return loud or ([x for x in order[:STRONGEST] if excess_X[x] > 0] if together else [])
 
 
 def _over(found: Departures, x: int, first: int) -> bool:

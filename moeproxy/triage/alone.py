@@ -73,6 +73,9 @@ SHOWN = 10
 BEGUN = 0.2
 """Share of what is too far from which on a signal of a long run has begun to go there."""
 
+FEWEST_LEVELS = 3
+"""Different values from which on a log seems to have rounded them: two may be all that there is, as of a share."""
+
 REACHED = "as far from its beginning as healthy runs get"
 SLOWLY = "the least that counts as a slow loss"
 
@@ -365,7 +368,7 @@ def _unrounded(table: Judged) -> tuple[np.ndarray, np.ndarray]:
         known_S = np.isfinite(values_RS[row])
         shown = [original_value(name, float(value)) for value in values_RS[row, known_S]] if is_log else []
         values = np.unique(np.round(shown, 12) if is_log else values_RS[row, known_S])
-        if not 2 <= len(values) < known_S.sum() / 2:
+        if not FEWEST_LEVELS <= len(values) < known_S.sum() / 2:
             continue
         step = float(np.diff(values).min())
         if is_log:

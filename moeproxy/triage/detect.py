@@ -199,11 +199,10 @@ def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: t
     """Return the verdict on measured departures."""
     strength_T = found.strength_T
     alarms = alarms_of(table, found)
-    departs = bool(strength_T.max() > found.run_threshold)
-    alarmed = departs or found.by_one or any(alarm.at_once for alarm in alarms)
+    alarmed = found.departs or found.by_one or any(alarm.at_once for alarm in alarms)
     # Spikes date a run only where nothing else departs: what departs later often spikes before.
-    dating = [alarm for alarm in alarms if alarm.kind != SPIKES] if departs or found.by_one else alarms
-    onset = _onset(dating, found, departs, mode) if alarmed else None
+    dating = [alarm for alarm in alarms if alarm.kind != SPIKES] if found.departs or found.by_one else alarms
+    onset = _onset(dating, found, mode) if alarmed else None
     told = notes_of(table, found, onset)
     if onset is not None:
         before, alarms = alarms, alarms_of(table, found, onset)
@@ -224,13 +223,13 @@ def judge(table: Judged, found: Departures, mode: str, n_healthy: int, warned: t
     )
 
 
-def _onset(alarms: Sequence[Alarm], found: Departures, departs: bool, mode: str) -> int:
+def _onset(alarms: Sequence[Alarm], found: Departures, mode: str) -> int:
     """Return the step from which the run departs: where its signals change most, or an earlier loud alarm.
 
     A cause often moves one signal at once and the others later, more and more.
     """
     loudness = [_LOUD if alarm.at_once else min(alarm.excess, _LOUD) for alarm in alarms if not alarm.by_limit]
-    most = int(found.steps_S[found.onset]) if departs else int(found.steps_S[-1])
+    most = int(found.steps_S[found.onset]) if found.departs else int(found.steps_S[-1])
     least = min(_SHARE * max(loudness, default=0.0), _CERTAIN if mode == BESIDE else np.inf)
     loud = [alarm.onset for alarm in alarms if alarm.by_limit or alarm.at_once or alarm.excess >= least]
     return min([most, *loud])

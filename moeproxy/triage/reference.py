@@ -113,6 +113,11 @@ class Departures:
     learns: Collection[str] = ()
 
     @property
+    def departs(self) -> bool:
+        """Whether the strongest signals together make the run alarm."""
+        return bool(self.strength_T.max() > self.run_threshold)
+
+    @property
     def by_one(self) -> bool:
         """Whether one signal makes the run alarm whatever the others do."""
         most_X = self.excess_XT.max(1, initial=0.0)
