@@ -15,7 +15,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis
-from moeproxy.triage.restarts import restarts, slowdown
+from moeproxy.triage.restarts import restart_notes, slowdown
 
 EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
 """Exit codes for scripts, by verdict."""
@@ -130,7 +130,7 @@ def verdict_of(path: Path, name: str, run: Trace | LogTrace, judged: tuple[Judge
 def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
     """Return what the log shows of machines that failed or are slow."""
     slow = slowdown(run)
-    return (*map(str, restarts(run)), *([str(slow)] if slow else []))
+    return (*restart_notes(run), *([str(slow)] if slow else []))
 
 
 def _judge(path: Path, name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:
