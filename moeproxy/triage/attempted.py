@@ -11,6 +11,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.detect import ALARM
 from moeproxy.triage.diagnose import Diagnosis, diagnose
 from moeproxy.triage.logged import trace_of, traces_of
+from moeproxy.triage.mixed import mixed
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class JudgedAttempt:
 
 
 def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = ()) -> tuple[JudgedAttempt, ...]:
-    """Judge what a log held before each resume, and then the run as its log ends.
+    """Judge what a log held before each resume, and then the run as its log ends; a log of two runs is one attempt.
 
     Args:
         run: a trace, or a run of a log with metrics.
@@ -58,6 +59,8 @@ def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = 
         ['alarm', 'healthy']
     """
     last, good = trace_of(run), traces_of(healthy)
+    if mixed(run):  # what stood before each "resume" is no attempt of one run either
+        return (JudgedAttempt("", last, diagnose(run, good), int(last.steps.index[0])),)
     earlier = attempts(run) if isinstance(run, LogTrace) else ()
     count = len(earlier) + 1
     starts = [int(last.steps.index[0]), *(one.resume.step for one in earlier)]

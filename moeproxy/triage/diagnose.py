@@ -21,7 +21,7 @@ from moeproxy.files import atomic_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.catalogue import Entry, load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, measure
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, UNCLEAR, Detection, Runs, measure
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
@@ -29,6 +29,7 @@ from moeproxy.triage.learned import load_library
 from moeproxy.triage.library import Library
 from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.metric_checks import wrong_metrics
+from moeproxy.triage.mixed import mixed
 
 FORMAT, VERSION = "moeproxy.diagnosis", 1
 SHOWN = 5
@@ -190,7 +191,7 @@ def diagnose(
     """Judge a run, and rank the causes of what is seen.
 
     Args:
-        run: a trace, or a run read from a log.
+        run: a trace, or a run read from a log; a log that holds two runs cannot be judged.
         healthy: at least six good runs of the same model and settings, or none.
         library: fingerprints of known faults, of the same way of judging; by default what is shipped.
         catalogue: words for the faults; by default what is shipped.
@@ -202,9 +203,15 @@ def diagnose(
         >>> diagnose(trace, healthy).causes[0].fault
         'stale_rollout'
     """
-    known = library or load_library(BESIDE if len(healthy) else ALONE)
+    mode = BESIDE if len(healthy) else ALONE
+    known = library or load_library(mode)
     trace = trace_of(run)
     table = Judged.of(trace)
+    if reason := mixed(run):
+        nothing = float("nan")
+        about = (reason,), mode, len(healthy), len(table.steps_S), table.signals
+        unclear = Detection(UNCLEAR, None, nothing, nothing, (), *about)
+        return Diagnosis(unclear, (), False, nothing, known.farthest, (), len(known.fault_N))
     detection, found = measure(trace, table, traces_of(healthy))
     wrong = wrong_metrics(trace)
     if detection.verdict != ALARM or found is None or detection.onset is None:

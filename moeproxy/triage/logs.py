@@ -15,6 +15,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis
+from moeproxy.triage.mixed import mixed
 from moeproxy.triage.restarts import restart_notes, slowdown
 
 EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
@@ -89,6 +90,21 @@ def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:
     return [(log.info.name, log) for log in read(path, **reading)]
 
 
+def healthy_in(paths: Sequence[Path]) -> list[Trace | LogTrace]:
+    """Return the runs of logs that runs are to be judged beside; of one that is given twice both, which is then said.
+
+    Raises:
+        MoeproxyError: a log cannot be read, or holds two runs mixed up.
+    """
+    found = []
+    for path in paths:
+        for name, run in runs_in(path):
+            if reason := mixed(run):
+                raise TraceError(f"the healthy run {name} cannot serve: {reason}", where=path)
+            found.append(run)
+    return found
+
+
 def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[LogVerdict]:
     """Judge every run of a log.
 
@@ -100,7 +116,7 @@ def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[
     Raises:
         MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
     """
-    good = [run for one in dict.fromkeys(healthy) for _, run in runs_in(one)]
+    good = healthy_in(healthy)
     return [_judge(path, name, run, good) for name, run in runs_in(path, **reading)]
 
 
@@ -109,6 +125,11 @@ def example_notes(path: Path, run: Trace | LogTrace) -> tuple[str, ...]:
     if not _has_metrics(run):
         return ()
     return (LEARNED,) if path.resolve().parent == (data_dir() / "logs").resolve() else ()
+
+
+def left_out(run: LogTrace) -> tuple[str, ...]:
+    """Return in words which lines of a log were not read, and why."""
+    return tuple(f"left out: {skipped}" for skipped in run.info.skipped)
 
 
 def exit_code(judged: Sequence[LogVerdict]) -> int:
@@ -123,7 +144,9 @@ def verdict_of(path: Path, name: str, run: Trace | LogTrace, judged: tuple[Judge
         return LogVerdict(name, judged, notes=(*_machines(run), *example_notes(path, run)))
     if not judged:
         return LogVerdict(name, (), run.contents, remedy=run.remedy)
-    read = (*run.info.notes, *map(str, run.info.resumes), *_machines(run), *map(str, run.info.findings))
+    # Where two runs are mixed up, going back is no resume.
+    went = () if mixed(run) else (*map(str, run.info.resumes), *_machines(run))
+    read = (*run.info.notes, *left_out(run), *went, *map(str, run.info.findings))
     return LogVerdict(name, judged, notes=(*read, *example_notes(path, run)))
 
 
