@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from moeproxy.traces.attempts import attempts
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.detect import ALARM
+from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis, diagnose
 from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.mixed import mixed
@@ -75,3 +75,15 @@ def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = 
 def leading(judged: Sequence[JudgedAttempt]) -> JudgedAttempt:
     """Return the attempt that a run is known by: the first that departs, else the last."""
     return next((one for one in judged if one.alarmed), judged[-1])
+
+
+def verdict_on(judged: Sequence[JudgedAttempt]) -> str:
+    """Return the verdict on a run: of the attempt that leads, but "could not judge" where only a metric looks wrong.
+
+    A number that cannot be right hides what it was to show; so its run is not called healthy.
+    """
+    if not judged:
+        return UNCLEAR
+    verdict = leading(judged).diagnosis.detection.verdict
+    wrong = any(one.diagnosis.wrong_metrics for one in judged)
+    return UNCLEAR if verdict == HEALTHY and wrong else verdict

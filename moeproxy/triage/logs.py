@@ -12,7 +12,7 @@ from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading, verdict_on
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis
 from moeproxy.triage.mixed import mixed
@@ -52,7 +52,7 @@ class LogVerdict:
     @property
     def verdict(self) -> str:
         """One of the keys of `EXIT`."""
-        return UNCLEAR if self.diagnosis is None else self.diagnosis.detection.verdict
+        return verdict_on(self.attempts)
 
     def text(self) -> str:
         """Return the verdict for people."""
@@ -76,8 +76,12 @@ class LogVerdict:
     def _said(self, judged: JudgedAttempt) -> list[str]:
         detection = judged.diagnosis.detection
         steps = f", {judged.label} (steps {judged.steps[0]} to {judged.steps[1]})" if judged.label else ""
-        rest = [*judged.diagnosis.sentences, *(f"seen: {line}" for line in detection.sentences[1:])]
-        return [f"{self.name}{steps}: {detection.sentences[0]}", *(f"  {line}" for line in rest)]
+        said, seen = judged.diagnosis.sentences, [f"seen: {line}" for line in detection.sentences[1:]]
+        if detection.verdict == HEALTHY and said:  # a metric that looks wrong is the news
+            first, rest = said[0], [*said[1:], f"In the rest: {detection.sentences[0]}", *seen]
+        else:
+            first, rest = detection.sentences[0], [*said, *seen]
+        return [f"{self.name}{steps}: {first}", *(f"  {line}" for line in rest)]
 
 
 def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moeproxy.files import sha256_file
+from moeproxy.files import printable, sha256_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
-from moeproxy.triage.detect import UNCLEAR
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading, verdict_on
 from moeproxy.triage.logged import traces_of
 from moeproxy.triage.logs import example_notes, healthy_in, left_out, runs_in
 from moeproxy.triage.mixed import mixed
@@ -50,8 +49,8 @@ class Incident:
 
     @property
     def verdict(self) -> str:
-        """That of the attempt that it is about; "could not judge" for a log without metrics."""
-        return UNCLEAR if self.main is None else self.main.diagnosis.detection.verdict
+        """That of the attempt that it is about; "could not judge" without metrics or where only a metric is wrong."""
+        return verdict_on(self.judgements)
 
     @property
     def main(self) -> JudgedAttempt | None:
@@ -103,9 +102,9 @@ def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **readi
     """
     source = Path(path)
     good = healthy_in([Path(one) for one in healthy])
-    told = {"log": str(path), **_file_facts(source)}
+    told = {"log": printable(path), **_file_facts(source)}
     if healthy:
-        told["healthy runs"] = ", ".join(map(str, dict.fromkeys(healthy)))
+        told["healthy runs"] = ", ".join(map(printable, dict.fromkeys(healthy)))
     found = (incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
     return tuple(replace(one, notes=(*one.notes, *example_notes(source, one.run))) for one in found)
 

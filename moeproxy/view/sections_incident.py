@@ -54,6 +54,7 @@ def incident_lead(result: ReportInput) -> Iterable[str]:
             yield f"{one.name}: could not be judged, since its log has no metric; it contains {one.contents}."
             continue
         yield f"{_called(one, main)}: {main.diagnosis.detection.sentences[0]}"
+        yield from (f"The metric itself looks wrong: {sentence}" for sentence in main.diagnosis.wrong_metrics)
         yield from _cause_lead(main.diagnosis)
         after = [other for other in one.judgements if not other.alarmed and other.began > main.began]
         if main.alarmed and after and after[-1].diagnosis.detection.verdict != UNCLEAR:
