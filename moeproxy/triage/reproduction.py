@@ -15,7 +15,7 @@ from typing import Any
 
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
-from moeproxy.triage.jsonable import number, plain
+from moeproxy.triage.jsonable import number, plain, sure
 
 FORMAT, VERSION = "moeproxy.reproduction", 1
 
@@ -49,7 +49,7 @@ class Candidate:
     @property
     def sentence(self) -> str:
         """The candidate in words."""
-        told = f"{self.fault} ({self.title}): confidence {self.confidence:.0%} from the trace alone"
+        told = f"{self.fault} ({self.title}): confidence {sure(self.confidence)} from the trace alone"
         if not (self.n_recorded or self.n_live):
             return f"{told}; not reproduced, the proxy has no run with it"
         runs = " and ".join(
