@@ -42,6 +42,9 @@ EXPECTED, SEEN = 1.0, 1.0
 LEAST = 0.2
 """Confidence that the first cause must have, beside a change that speaks for it; else the run is called unknown."""
 
+_BROKEN_SHOWN = 2
+"""Signals that are not finite, at most, among the evidence for a cause: they often are so together."""
+
 _OFTEN = 1 / BROKEN
 """Share of recorded runs from which on a signal is said not to be finite in them."""
 
@@ -238,13 +241,24 @@ def diagnose(
     if detection.verdict != ALARM or found is None or detection.onset is None:
         return Diagnosis(detection, (), False, float("nan"), known.farthest, wrong, len(known.fault_N))
     mark = fingerprint(table, found, detection.onset, known.units)
-    features_F = mark.features(known.signals)
+    return conclude(known, mark, detection, catalogue or load_catalogue(), wrong)
+
+
+def conclude(
+    library: Library,
+    mark: Fingerprint,
+    detection: Detection,
+    catalogue: Mapping[str, Entry],
+    wrong: tuple[str, ...] = (),
+) -> Diagnosis:
+    """Return the diagnosis of a fingerprint of a run that departs: ranked causes, or that it is like no known fault."""
+    features_F, n_recorded = mark.features(library.signals), len(library.fault_N)
     if not np.isfinite(features_F).any():
-        return Diagnosis(detection, (), True, float("nan"), known.farthest, wrong, len(known.fault_N))
-    distance = known.per_feature(features_F)
-    causes = rank(known, mark, detection, catalogue or load_catalogue())
-    unknown = distance > known.farthest or not stands_out(causes[0])
-    return Diagnosis(detection, causes, unknown, distance, known.farthest, wrong, len(known.fault_N))
+        return Diagnosis(detection, (), True, float("nan"), library.farthest, wrong, n_recorded)
+    distance = library.per_feature(features_F)
+    causes = rank(library, mark, detection, catalogue)
+    unknown = distance > library.farthest or not stands_out(causes[0])
+    return Diagnosis(detection, causes, unknown, distance, library.farthest, wrong, n_recorded)
 
 
 def stands_out(cause: Cause) -> bool:
@@ -340,7 +354,9 @@ def _contradicts(evidence: Evidence) -> bool:
 
 
 def _strongest(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    return tuple(sorted(evidence, key=lambda e: (not e.broken, -max(abs(e.expected), abs(e.seen))))[:SHOWN])
+    broken = [one for one in evidence if one.broken]
+    changes = sorted((e for e in evidence if not e.broken), key=lambda e: -max(abs(e.expected), abs(e.seen)))
+    return tuple([*broken[:_BROKEN_SHOWN], *changes][:SHOWN])
 
 
 def _told(place: int, cause: Cause) -> str:
