@@ -227,16 +227,17 @@ def diagnose(
         >>> diagnose(trace, healthy).causes[0].fault
         'stale_rollout'
     """
-    mode = BESIDE if len(healthy) else ALONE
+    good = traces_of(healthy)
+    mode = BESIDE if good else ALONE
     known = library or load_library(mode)
     trace = trace_of(run)
     table = Judged.of(trace)
     if reason := mixed(run):
         nothing = float("nan")
-        about = (reason,), mode, len(healthy), len(table.steps_S), table.signals
+        about = (reason,), mode, len(good), len(table.steps_S), table.signals
         unclear = Detection(UNCLEAR, None, nothing, nothing, (), *about)
         return Diagnosis(unclear, (), False, nothing, known.farthest, (), len(known.fault_N))
-    detection, found = measure(trace, table, traces_of(healthy))
+    detection, found = measure(trace, table, good)
     wrong = wrong_metrics(trace)
     if detection.verdict != ALARM or found is None or detection.onset is None:
         return Diagnosis(detection, (), False, float("nan"), known.farthest, wrong, len(known.fault_N))

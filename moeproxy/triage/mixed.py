@@ -11,6 +11,7 @@ Axes: N row of the log.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,7 +64,7 @@ def _twice(columns: dict[str, tuple[np.ndarray, ...]], steps_N: np.ndarray, atte
     counts: dict[str, int] = {}
     places: set[tuple[int, int]] = set()
     for name, (values_N, known_N) in columns.items():
-        table = pd.DataFrame({"attempt": attempt_N, "step": steps_N, "value": values_N})[known_N]
+        table: Any = pd.DataFrame({"attempt": attempt_N, "step": steps_N, "value": values_N})[known_N]
         double = table[table.duplicated(["attempt", "step"], keep=False)]
         finite = double["value"].where(np.isfinite(double["value"]))
         each = finite.groupby([double["attempt"], double["step"]]).agg(["min", "max", "count", "size"])

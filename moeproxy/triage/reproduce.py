@@ -189,8 +189,9 @@ def reproduce(
         'stale_rollout'
     """
     _check_proxy(proxy)
-    known = library or load_library(BESIDE if len(healthy) else ALONE)
-    table, seen, found = _judged(run, healthy)
+    good = traces_of(healthy)
+    known = library or load_library(BESIDE if good else ALONE)
+    table, seen, found = _judged(run, good)
     onset, mark = int(seen.onset or 0), fingerprint(table, found, int(seen.onset or 0), known.units)
     features_F = mark.features(known.signals)
     if not np.isfinite(features_F).any():
@@ -223,7 +224,7 @@ def _check_proxy(proxy: object) -> None:
         )
 
 
-def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, Detection, Departures]:
+def _judged(run: Trace | LogTrace, healthy: Sequence[Trace]) -> tuple[Judged, Detection, Departures]:
     """Return the run's table, what was seen and how far it strays.
 
     Raises:
@@ -231,7 +232,7 @@ def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, Detection, De
     """
     trace = trace_of(run)
     table = Judged.of(trace)
-    detection, found = measure(trace, table, traces_of(healthy))
+    detection, found = measure(trace, table, healthy)
     if detection.verdict != ALARM or found is None or detection.onset is None:
         raise ComparisonError(
             f"nothing to reproduce: {detection.sentences[0]}", expected="a run that departs from healthy ones"

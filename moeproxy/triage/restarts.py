@@ -197,7 +197,7 @@ def _sign(run: Trace | LogTrace, step: int) -> str:
     """Return what the log says of a failure between the rows of the step before and those of `step`, "" for nothing."""
     if not isinstance(run, LogTrace):
         return ""
-    places = run.places
+    places: Any = run.places
     here = places[places["step"] == step]
     before = places[(places["step"] >= 0) & (places["step"] < step)]
     if here.empty or before.empty:

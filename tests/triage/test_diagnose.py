@@ -18,7 +18,7 @@ from moeproxy.traces.pack import load_bench
 from moeproxy.traces.reading import read
 from moeproxy.triage.baselines import EVERY
 from moeproxy.triage.catalogue import load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, detect
 from moeproxy.triage.diagnose import Diagnosis, Evidence, diagnose
 from moeproxy.triage.evaluate import diagnosis_scores
 from moeproxy.triage.fingerprint import SPANS, Units
@@ -297,8 +297,18 @@ def test_what_others_show_and_this_run_does_not_speaks_against() -> None:
     assert other.sentence == "kl is not finite (in recorded runs it is)"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "over 99%"), (0.996, "over 99%"), (0.99, "99%"), (0.004, "below 1%")]
-)
-def test_no_confidence_is_full(value: float, text: str) -> None:
-    assert sure(value) == text
+@pytest.mark.bad_types
+@pytest.mark.parametrize("judge", [detect, diagnose])
+def test_one_run_in_place_of_healthy_ones_is_refused(recorded, judge) -> None:
+    with pytest.raises(ComparisonError, match=r"one Trace in place of several runs.*a list of runs"):
+        judge(recorded["nan_poison"][0], recorded[None][0])
+
+
+def test_one_healthy_run_is_too_few_and_equal_ones_are_counted(recorded) -> None:
+    with pytest.raises(ComparisonError, match="1 healthy run that serves; 5 left out: equal to another one"):
+        diagnose(recorded["nan_poison"][0], recorded[None][:1] * 6)
+
+
+def test_no_confidence_is_full() -> None:
+    said = [sure(value) for value in (1.0, 0.996, 0.99, 0.5, 0.004)]
+    assert said == ["over 99%", "over 99%", "99%", "50%", "below 1%"]
