@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _tell(text: str) -> bool:
     """Write a result; return whether it could be written. A reader of a pipe that has seen enough is no failure."""
     try:
-        if hasattr(sys.stdout, "reconfigure"):
+        if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
         sys.stdout.write(text + "\n")
         sys.stdout.flush()

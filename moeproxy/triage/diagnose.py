@@ -339,7 +339,8 @@ def _breaks(signals: Sequence[str], seen_X: np.ndarray, mean_X: np.ndarray) -> l
     """Return which signals are not finite any more, here or in recorded runs: of those that are logged here."""
     known = np.isfinite(seen_X) & np.isfinite(mean_X) & ((seen_X > 0) | (mean_X > 1))
     return [
-        Evidence(signals[x], NOT_FINITE, float(seen_X[x] > 0), float(mean_X[x] / BROKEN)) for x in np.flatnonzero(known)
+        Evidence(signals[x], NOT_FINITE, float(seen_X[x] > 0), float(mean_X[x] / BROKEN))
+        for x in map(int, np.flatnonzero(known))
     ]
 
 
