@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from moeproxy.errors import MoeproxyError
+
+DEBUG = "MOEPROXY_DEBUG"
+"""Environment variable that has the traceback of an unexpected error shown."""
 
 Command = Callable[[argparse.Namespace], "str | tuple[str, int]"]
 
@@ -19,26 +25,61 @@ Command = Callable[[argparse.Namespace], "str | tuple[str, int]"]
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit status.
 
-    It is 1 after an error that the user can mend and 130 after Ctrl-C. `triage` has its own: 0 healthy, 1 alarm, 2 when
-    it could not judge, an error included.
+    It is 1 after an error that the user can mend, 2 after one that nobody foresaw and 130 after Ctrl-C. `triage` has
+    its own: 0 healthy, 1 alarm, 2 when it could not judge, an error included.
     """
     options = _parser().parse_args(arguments)
-    status = 0
+    judges = options.command == "triage"
     try:
         said = _command(options.command)(options)
-        text, status = said if isinstance(said, tuple) else (said, 0)
+    except MoeproxyError as error:
+        _complain(str(error))
+        return 2 if judges else 1
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except Exception as error:
+        _complain(_unforeseen(error))
+        return 2
+    text, status = said if isinstance(said, tuple) else (said, 0)
+    told = _tell(text)
+    # An alarm is one even if nobody could read it.
+    return status if told or status == 1 else 2 if judges else 1
+
+
+def _tell(text: str) -> bool:
+    """Write a result; return whether it could be written. A reader of a pipe that has seen enough is no failure."""
+    try:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except MoeproxyError as error:
-        sys.stderr.write(f"moeproxy: {error}\n")
-        return 2 if options.command == "triage" else 1
-    except BrokenPipeError:  # the reader of a pipe has seen enough
+    except BrokenPipeError:
+        _give_up()
+    except (OSError, ValueError, AttributeError) as error:  # a full disk, or no output at all
+        _give_up()
+        _complain(f"the result could not be written ({error})")
+        return False
+    return True
+
+
+def _give_up() -> None:
+    """Send what is left of the output to nowhere: Python would fail by it once more at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        sys.stderr.write("moeproxy: interrupted\n")
-        return 130
-    return status
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"moeproxy: {text}\n")
+
+
+def _unforeseen(error: Exception) -> str:
+    """Return an error that is a mistake of this program in one line, with its traceback where that is wanted."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    if os.environ.get(DEBUG):
+        return f"{said}\n{traceback.format_exc()}"
+    return f"{said} (unexpected: set {DEBUG}=1 to see where, and please report it)"
 
 
 def _command(name: str) -> Command:
@@ -71,6 +112,12 @@ def _run(options: argparse.Namespace) -> str:
     return "\n".join([*lines, f"report: {result.report}"])
 
 
+_CODES = (
+    "Exit code: 0 healthy, 1 alarm, 2 could not judge. Could not judge is also a log that holds two runs, a metric "
+    "that cannot be right where nothing else alarms, and any error."
+)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="moeproxy", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -99,11 +146,14 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--scratch", type=_path, default=None, help="folder for hidden states of a streamed pass")
     _add_prune(commands.add_parser("prune", help="choose experts from a profile and write the proxy"))
     _add_read(commands.add_parser("read", help="what a training log of any framework holds; convert it"))
-    _add_triage(commands.add_parser("triage", help="did a run go wrong, from which step on, and why"))
+    judge = commands.add_parser("triage", help="did a run go wrong, from which step on, and why", epilog=_CODES)
+    _add_triage(judge)
     return parser
 
 
 def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty path (a shell variable that is not set?)")
     # The shell leaves `~` alone after an equals sign and inside quotes.
     return Path(text).expanduser()
 

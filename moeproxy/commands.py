@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -188,22 +189,35 @@ def read(options: Namespace) -> str:
 
 
 def triage(options: Namespace) -> tuple[str, int]:
-    """Judge the runs of a log; return the verdicts and the exit code for scripts."""
+    """Judge the runs of a log; return the verdicts and the exit code for scripts.
+
+    A report that cannot be written takes no verdict away; the code is then 1 for an alarm, else 2.
+    """
     from moeproxy.triage.logs import exit_code, judge_log
 
+    judged: list[LogVerdict] = []
     reading = {"mapping": _mapping(options), "step": options.step, "framework": options.framework}
-    page = None
+    page = failure = None
     if options.report is None:
         _check_no_words(options)
-        judged = judge_log(options.log, options.healthy, **reading)
     else:
-        judged, page = _reported(options, reading)
+        try:
+            judged, page = _reported(options, reading)
+        except Exception as error:  # the verdict does not depend on what becomes of the report
+            failure = error
+    if page is None:
+        judged = judge_log(options.log, options.healthy, **reading)
     text = "\n".join(one.text() for one in judged) or f"{options.log}: no run"
     if options.json:
         text = json.dumps([one.to_dict() for one in judged], indent=2)
     elif page is not None:
         text += f"\nreport: {page}"
-    return text, exit_code(judged)
+    code = exit_code(judged)
+    if failure is None:
+        return text, code
+    said = failure if isinstance(failure, MoeproxyError) else f"{type(failure).__name__}: {failure}"
+    sys.stderr.write(f"moeproxy: the report was not written: {said}\n")
+    return text, code or 2
 
 
 def _check_no_words(options: Namespace) -> None:

@@ -136,3 +136,13 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def printable(name: object) -> str:
+    r"""Return the name of a file as text that can be written anywhere: bytes of it that are no UTF-8 as `\udc..`.
+
+    Example:
+        >>> printable("a\udcff.log")
+        'a\\udcff.log'
+    """
+    return str(name).encode("utf-8", "backslashreplace").decode()

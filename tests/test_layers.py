@@ -64,6 +64,7 @@ TORCH_FREE = (
     "triage/library",
     "triage/logs",
     "triage/metric_checks",
+    "triage/mixed",
     "triage/reference",
     "triage/restarts",
 )

@@ -57,7 +57,7 @@ def attempts(log: LogTrace) -> tuple[Attempt, ...]:
     if not (log.has_metrics and log.info.resumes):
         return ()
     steps, number = (log.places[name].to_numpy() for name in ("step", "attempt"))
-    columns = {name: _column(log, name) for name in log.trace.signals}
+    columns = {name: logged(log, name) for name in log.trace.signals}
     found = []
     for count, resume in enumerate(log.info.resumes):
         rows = np.flatnonzero((number <= count) & (steps >= 0))
@@ -68,6 +68,17 @@ def attempts(log: LogTrace) -> tuple[Attempt, ...]:
     return tuple(found)
 
 
+def logged(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values (N,) of a signal in every row of the log, in its own unit, and where there is one."""
+    key = log.info.keys[signal]
+    states = log.original_status[key].cat.codes.to_numpy()
+    numbers: Any = pd.to_numeric(pd.Series(log.original[key].to_numpy()), errors="coerce")
+    values = numbers.to_numpy(np.float64) / divisor(log, signal)
+    for state, value in _VALUES.items():
+        values = np.where(states == state, value, values)
+    return values, np.isin(states, _NUMERIC)
+
+
 def divisor(log: LogTrace, signal: str) -> float:
     """Return what logged numbers are divided by; the definition tells a user's mapping from the framework's own key."""
     framework = FRAMEWORKS.get(log.info.framework, GENERIC)
@@ -76,17 +87,6 @@ def divisor(log: LogTrace, signal: str) -> float:
         if key.signal == signal and key.definition == definition and name in framework.names(key.name):
             return key.divisor
     return 1.0
-
-
-def _column(log: LogTrace, signal: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the values of every row, and where there is one."""
-    key = log.info.keys[signal]
-    states = log.original_status[key].cat.codes.to_numpy()
-    numbers: Any = pd.to_numeric(pd.Series(log.original[key].to_numpy()), errors="coerce")
-    values = numbers.to_numpy(np.float64) / divisor(log, signal)
-    for state, value in _VALUES.items():
-        values = np.where(states == state, value, values)
-    return values, np.isin(states, _NUMERIC)
 
 
 def _taken_back(steps: np.ndarray, number: np.ndarray, resumes: tuple[Resume, ...]) -> np.ndarray:

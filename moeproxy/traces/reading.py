@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from moeproxy.errors import TraceError
+from moeproxy.files import printable
 from moeproxy.traces.keys import FRAMEWORKS
 from moeproxy.traces.logs import filestore
 from moeproxy.traces.logs.assemble import Wishes, assembled
@@ -164,7 +165,9 @@ def _file(source: Source, wishes: Wishes, *, alone: bool) -> list[LogTrace]:
 def logs_of(name: str, sink: Sink, files: tuple[str, ...], wishes: Wishes) -> list[LogTrace]:
     """Return the runs of a filled sink; one without metrics when it has none."""
     runs = list(sink.runs.values()) or [Run("")]
-    return [log for run in runs for log in assembled(run.name or name, run.store.finish(), sink, files, wishes)]
+    shown = tuple(map(printable, files))
+    named = [(printable(run.name or name), run.store.finish()) for run in runs]
+    return [log for called, rows in named for log in assembled(called, rows, sink, shown, wishes)]
 
 
 def _groups(root: Path, taken: list[Path]) -> Iterator[list[Path]]:

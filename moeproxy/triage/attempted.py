@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from moeproxy.traces.attempts import attempts
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.detect import ALARM
+from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis, diagnose
 from moeproxy.triage.logged import trace_of, traces_of
+from moeproxy.triage.mixed import mixed
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class JudgedAttempt:
 
 
 def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = ()) -> tuple[JudgedAttempt, ...]:
-    """Judge what a log held before each resume, and then the run as its log ends.
+    """Judge what a log held before each resume, and then the run as its log ends; a log of two runs is one attempt.
 
     Args:
         run: a trace, or a run of a log with metrics.
@@ -58,6 +59,8 @@ def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = 
         ['alarm', 'healthy']
     """
     last, good = trace_of(run), traces_of(healthy)
+    if mixed(run):  # what stood before each "resume" is no attempt of one run either
+        return (JudgedAttempt("", last, diagnose(run, good), int(last.steps.index[0])),)
     earlier = attempts(run) if isinstance(run, LogTrace) else ()
     count = len(earlier) + 1
     starts = [int(last.steps.index[0]), *(one.resume.step for one in earlier)]
@@ -72,3 +75,15 @@ def judge_attempts(run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace] = 
 def leading(judged: Sequence[JudgedAttempt]) -> JudgedAttempt:
     """Return the attempt that a run is known by: the first that departs, else the last."""
     return next((one for one in judged if one.alarmed), judged[-1])
+
+
+def verdict_on(judged: Sequence[JudgedAttempt]) -> str:
+    """Return the verdict on a run: of the attempt that leads, but "could not judge" where only a metric looks wrong.
+
+    A number that cannot be right hides what it was to show; so its run is not called healthy.
+    """
+    if not judged:
+        return UNCLEAR
+    verdict = leading(judged).diagnosis.detection.verdict
+    wrong = any(one.diagnosis.wrong_metrics for one in judged)
+    return UNCLEAR if verdict == HEALTHY and wrong else verdict

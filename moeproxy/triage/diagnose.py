@@ -20,15 +20,17 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.alarms import NOT_FINITE
 from moeproxy.triage.catalogue import Entry, load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, measure
-from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES, Fingerprint, fingerprint
-from moeproxy.triage.jsonable import number, plain
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, UNCLEAR, Detection, Runs, measure
+from moeproxy.triage.fingerprint import BROKEN, SPANS, WINDOW_NAMES, Fingerprint, fingerprint
+from moeproxy.triage.jsonable import number, plain, sure
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.learned import load_library
 from moeproxy.triage.library import Library
 from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.metric_checks import wrong_metrics
+from moeproxy.triage.mixed import mixed
 
 FORMAT, VERSION = "moeproxy.diagnosis", 1
 SHOWN = 5
@@ -40,18 +42,25 @@ EXPECTED, SEEN = 1.0, 1.0
 LEAST = 0.2
 """Confidence that the first cause must have, beside a change that speaks for it; else the run is called unknown."""
 
+_BROKEN_SHOWN = 2
+"""Signals that are not finite, at most, among the evidence for a cause: they often are so together."""
+
+_OFTEN = 1 / BROKEN
+"""Share of recorded runs from which on a signal is said not to be finite in them."""
+
 RIVAL = 0.5
 """A cause with this share of the first one's confidence is a rival, never a mere consequence."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One change that speaks for or against a cause.
+    """One change that speaks for or against a cause, or a signal that is not finite any more.
 
     Args:
-        signal, window: what changed, and when after the onset.
-        seen: change in the run, in units of what healthy runs reach.
-        expected: change in recorded runs of the cause (the mean of its asinh, turned back).
+        signal, window: what changed, and when after the onset; `NOT_FINITE` in place of when.
+        seen: change in the run, in units of what healthy runs reach; 1 where it is not finite, 0 where it is.
+        expected: change in recorded runs of the cause (the mean of its asinh, turned back); the share of them in which
+            it is not finite.
     """
 
     signal: str
@@ -60,8 +69,24 @@ class Evidence:
     expected: float
 
     @property
+    def broken(self) -> bool:
+        """Whether it is about values that are not finite, not about a change."""
+        return self.window == NOT_FINITE
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """What was seen, and what recorded runs show, as a table has it."""
+        if self.broken:
+            return _finite(self.seen > 0.5), _finite(self.expected > _OFTEN)
+        return f"{self.seen:+.1f}", f"{self.expected:+.1f}"
+
+    @property
     def sentence(self) -> str:
         """The evidence in words."""
+        if self.broken:
+            here, there = (cell == NOT_FINITE for cell in self.cells)
+            runs = "in recorded runs too" if here == there else f"in recorded runs it is{'' if here else ' not'}"
+            return f"{self.signal} is {_finite(here)} ({runs})"
         return f"{self.signal} {self.window} {_times(self.seen)} (in recorded runs {_times(self.expected)})"
 
 
@@ -134,7 +159,7 @@ class Diagnosis:
         if self.distance > self.farthest:
             limit = f"distance {self.distance:.2f} a feature; known faults stay below {self.farthest:.2f}"
             return f"Unknown: it is like no recorded fault ({limit}); {nearest}."
-        return f"Unknown: no fault stands out; {nearest}, with a confidence of {self.causes[0].confidence:.0%}."
+        return f"Unknown: no fault stands out; {nearest}, with a confidence of {sure(self.causes[0].confidence)}."
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as JSON values."""
@@ -172,7 +197,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         if self.detection.verdict != ALARM:
             return f"Diagnosis({self.detection.verdict})"
-        named = ", ".join(f"{cause.fault} {cause.confidence:.0%}" for cause in self.causes[:3])
+        named = ", ".join(f"{cause.fault} {sure(cause.confidence)}" for cause in self.causes[:3])
         return f"Diagnosis({'unknown, nearest ' if self.unknown else ''}{named}; onset {self.detection.onset})"
 
     def _repr_html_(self) -> str:
@@ -190,7 +215,7 @@ def diagnose(
     """Judge a run, and rank the causes of what is seen.
 
     Args:
-        run: a trace, or a run read from a log.
+        run: a trace, or a run read from a log; a log that holds two runs cannot be judged.
         healthy: at least six good runs of the same model and settings, or none.
         library: fingerprints of known faults, of the same way of judging; by default what is shipped.
         catalogue: words for the faults; by default what is shipped.
@@ -202,21 +227,39 @@ def diagnose(
         >>> diagnose(trace, healthy).causes[0].fault
         'stale_rollout'
     """
-    known = library or load_library(BESIDE if len(healthy) else ALONE)
+    good = traces_of(healthy)
+    mode = BESIDE if good else ALONE
+    known = library or load_library(mode)
     trace = trace_of(run)
     table = Judged.of(trace)
-    detection, found = measure(trace, table, traces_of(healthy))
+    if reason := mixed(run):
+        nothing = float("nan")
+        about = (reason,), mode, len(good), len(table.steps_S), table.signals
+        unclear = Detection(UNCLEAR, None, nothing, nothing, (), *about)
+        return Diagnosis(unclear, (), False, nothing, known.farthest, (), len(known.fault_N))
+    detection, found = measure(trace, table, good)
     wrong = wrong_metrics(trace)
     if detection.verdict != ALARM or found is None or detection.onset is None:
         return Diagnosis(detection, (), False, float("nan"), known.farthest, wrong, len(known.fault_N))
     mark = fingerprint(table, found, detection.onset, known.units)
-    features_F = mark.features(known.signals)
+    return conclude(known, mark, detection, catalogue or load_catalogue(), wrong)
+
+
+def conclude(
+    library: Library,
+    mark: Fingerprint,
+    detection: Detection,
+    catalogue: Mapping[str, Entry],
+    wrong: tuple[str, ...] = (),
+) -> Diagnosis:
+    """Return the diagnosis of a fingerprint of a run that departs: ranked causes, or that it is like no known fault."""
+    features_F, n_recorded = mark.features(library.signals), len(library.fault_N)
     if not np.isfinite(features_F).any():
-        return Diagnosis(detection, (), True, float("nan"), known.farthest, wrong, len(known.fault_N))
-    distance = known.per_feature(features_F)
-    causes = rank(known, mark, detection, catalogue or load_catalogue())
-    unknown = distance > known.farthest or not stands_out(causes[0])
-    return Diagnosis(detection, causes, unknown, distance, known.farthest, wrong, len(known.fault_N))
+        return Diagnosis(detection, (), True, float("nan"), library.farthest, wrong, n_recorded)
+    distance = library.per_feature(features_F)
+    causes = rank(library, mark, detection, catalogue)
+    unknown = distance > library.farthest or not stands_out(causes[0])
+    return Diagnosis(detection, causes, unknown, distance, library.farthest, wrong, n_recorded)
 
 
 def stands_out(cause: Cause) -> bool:
@@ -270,9 +313,12 @@ def _cause(
     here = [one for one in evidence if np.isfinite(one.seen)]
     supports = [e for e in here if abs(e.expected) >= EXPECTED and e.seen * e.expected > 0 and abs(e.seen) >= SEEN]
     contradicts = [e for e in here if _contradicts(e)]
+    breaks = _breaks(library.signals, features_F[n_changes:], library.mean_KF[kind, n_changes:])
+    supports += [e for e in breaks if e.seen and e.expected > _OFTEN]
+    contradicts += [e for e in breaks if (e.seen > 0.5) != (e.expected > _OFTEN)]
     missing = [e for e in evidence if not np.isfinite(e.seen) and abs(e.expected) >= 2 * EXPECTED]
     alarmed = {alarm.signal.partition("/")[0] for alarm in detection.alarms}
-    broken = {library.signals[x] for x in range(len(library.signals)) if library.mean_KF[kind, n_changes + x] > 1}
+    broken = {e.signal for e in breaks if e.expected > _OFTEN}
     return Cause(
         fault=fault,
         family=entry.family,
@@ -289,6 +335,19 @@ def _cause(
     )
 
 
+def _breaks(signals: Sequence[str], seen_X: np.ndarray, mean_X: np.ndarray) -> list[Evidence]:
+    """Return which signals are not finite any more, here or in recorded runs: of those that are logged here."""
+    known = np.isfinite(seen_X) & np.isfinite(mean_X) & ((seen_X > 0) | (mean_X > 1))
+    return [
+        Evidence(signals[x], NOT_FINITE, float(seen_X[x] > 0), float(mean_X[x] / BROKEN))
+        for x in map(int, np.flatnonzero(known))
+    ]
+
+
+def _finite(broken: bool) -> str:
+    return NOT_FINITE if broken else "finite"
+
+
 def _contradicts(evidence: Evidence) -> bool:
     """Whether a change that recorded runs show is absent or opposite, or one is there that none shows."""
     if abs(evidence.expected) >= 2 * EXPECTED:
@@ -297,11 +356,13 @@ def _contradicts(evidence: Evidence) -> bool:
 
 
 def _strongest(evidence: Sequence[Evidence]) -> tuple[Evidence, ...]:
-    return tuple(sorted(evidence, key=lambda e: -max(abs(e.expected), abs(e.seen)))[:SHOWN])
+    broken = [one for one in evidence if one.broken]
+    changes = sorted((e for e in evidence if not e.broken), key=lambda e: -max(abs(e.expected), abs(e.seen)))
+    return tuple([*broken[:_BROKEN_SHOWN], *changes][:SHOWN])
 
 
 def _told(place: int, cause: Cause) -> str:
-    words = [f"{place}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}"]
+    words = [f"{place}. {cause.fault} ({cause.title}), confidence {sure(cause.confidence)}"]
     if cause.supports:
         words.append(f"for: {'; '.join(one.sentence for one in cause.supports[:3])}")
     if cause.contradicts:

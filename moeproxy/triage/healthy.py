@@ -122,7 +122,9 @@ def _content(table: Judged) -> bytes:
 def _check(kept: Sequence[object], notes: Sequence[str]) -> None:
     if len(kept) < FEWEST_RUNS:
         raise ComparisonError(
-            "; ".join([f"{len(kept)} healthy runs that serve", *notes]),
+            "; ".join(
+                ["1 healthy run that serves" if len(kept) == 1 else f"{len(kept)} healthy runs that serve", *notes]
+            ),
             expected=f"at least {FEWEST_RUNS} different ones, to know how far healthy runs stray",
             remedy="give more, or none: the run is then judged by its own beginning",
         )

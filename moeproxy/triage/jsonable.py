@@ -1,4 +1,4 @@
-"""Values as JSON knows them."""
+"""Values as JSON knows them, and as people read them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def plain(value: Any) -> Any:
 def number(value: float | None, otherwise: float = math.nan) -> float:
     """Return the number that `plain` was given, and what null stood for."""
     return otherwise if value is None else value
+
+
+def sure(confidence: float) -> str:
+    """Return a confidence in words: recorded runs calibrate it, and say nothing of a run beyond any doubt."""
+    return {"100%": "over 99%", "0%": "below 1%"}.get(text := f"{confidence:.0%}", text)

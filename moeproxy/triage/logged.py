@@ -45,7 +45,15 @@ def trace_of(run: Trace | LogTrace) -> Trace:
 
 
 def traces_of(runs: Sequence[Trace | LogTrace]) -> list[Trace]:
-    """Return the traces of runs, see `trace_of`."""
+    """Return the traces of runs, see `trace_of`.
+
+    Raises:
+        ComparisonError: it is one run in place of several.
+    """
+    if isinstance(runs, Trace | LogTrace):
+        raise ComparisonError(
+            f"one {type(runs).__name__} in place of several runs", expected="a list of runs", remedy="give [run, ...]"
+        )
     return [trace_of(run) for run in runs]
 
 

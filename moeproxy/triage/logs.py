@@ -12,10 +12,11 @@ from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading, verdict_on
 from moeproxy.triage.detect import ALARM, HEALTHY, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis
-from moeproxy.triage.restarts import restarts, slowdown
+from moeproxy.triage.mixed import mixed
+from moeproxy.triage.restarts import restart_notes, slowdown
 
 EXIT = {HEALTHY: 0, ALARM: 1, UNCLEAR: 2}
 """Exit codes for scripts, by verdict."""
@@ -51,7 +52,7 @@ class LogVerdict:
     @property
     def verdict(self) -> str:
         """One of the keys of `EXIT`."""
-        return UNCLEAR if self.diagnosis is None else self.diagnosis.detection.verdict
+        return verdict_on(self.attempts)
 
     def text(self) -> str:
         """Return the verdict for people."""
@@ -75,8 +76,12 @@ class LogVerdict:
     def _said(self, judged: JudgedAttempt) -> list[str]:
         detection = judged.diagnosis.detection
         steps = f", {judged.label} (steps {judged.steps[0]} to {judged.steps[1]})" if judged.label else ""
-        rest = [*judged.diagnosis.sentences, *(f"seen: {line}" for line in detection.sentences[1:])]
-        return [f"{self.name}{steps}: {detection.sentences[0]}", *(f"  {line}" for line in rest)]
+        said, seen = judged.diagnosis.sentences, [f"seen: {line}" for line in detection.sentences[1:]]
+        if detection.verdict == HEALTHY and said:  # a metric that looks wrong is the news
+            first, rest = said[0], [*said[1:], f"In the rest: {detection.sentences[0]}", *seen]
+        else:
+            first, rest = detection.sentences[0], [*said, *seen]
+        return [f"{self.name}{steps}: {first}", *(f"  {line}" for line in rest)]
 
 
 def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:
@@ -87,6 +92,21 @@ def runs_in(path: Path, **reading: Any) -> list[tuple[str, Trace | LogTrace]]:
         except TraceError:
             pass  # somebody else's Parquet: the reader says what it makes of it
     return [(log.info.name, log) for log in read(path, **reading)]
+
+
+def healthy_in(paths: Sequence[Path]) -> list[Trace | LogTrace]:
+    """Return the runs of logs that runs are to be judged beside; of one that is given twice both, which is then said.
+
+    Raises:
+        MoeproxyError: a log cannot be read, or holds two runs mixed up.
+    """
+    found = []
+    for path in paths:
+        for name, run in runs_in(path):
+            if reason := mixed(run):
+                raise TraceError(f"the healthy run {name} cannot serve: {reason}", where=path)
+            found.append(run)
+    return found
 
 
 def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[LogVerdict]:
@@ -100,7 +120,7 @@ def judge_log(path: Path, healthy: Sequence[Path] = (), **reading: Any) -> list[
     Raises:
         MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
     """
-    good = [run for one in dict.fromkeys(healthy) for _, run in runs_in(one)]
+    good = healthy_in(healthy)
     return [_judge(path, name, run, good) for name, run in runs_in(path, **reading)]
 
 
@@ -109,6 +129,11 @@ def example_notes(path: Path, run: Trace | LogTrace) -> tuple[str, ...]:
     if not _has_metrics(run):
         return ()
     return (LEARNED,) if path.resolve().parent == (data_dir() / "logs").resolve() else ()
+
+
+def left_out(run: LogTrace) -> tuple[str, ...]:
+    """Return in words which lines of a log were not read, and why."""
+    return tuple(f"left out: {skipped}" for skipped in run.info.skipped)
 
 
 def exit_code(judged: Sequence[LogVerdict]) -> int:
@@ -123,14 +148,16 @@ def verdict_of(path: Path, name: str, run: Trace | LogTrace, judged: tuple[Judge
         return LogVerdict(name, judged, notes=(*_machines(run), *example_notes(path, run)))
     if not judged:
         return LogVerdict(name, (), run.contents, remedy=run.remedy)
-    read = (*run.info.notes, *map(str, run.info.resumes), *_machines(run), *map(str, run.info.findings))
+    # Where two runs are mixed up, going back is no resume.
+    went = () if mixed(run) else (*map(str, run.info.resumes), *_machines(run))
+    read = (*run.info.notes, *left_out(run), *went, *map(str, run.info.findings))
     return LogVerdict(name, judged, notes=(*read, *example_notes(path, run)))
 
 
 def _machines(run: Trace | LogTrace) -> tuple[str, ...]:
     """Return what the log shows of machines that failed or are slow."""
     slow = slowdown(run)
-    return (*map(str, restarts(run)), *([str(slow)] if slow else []))
+    return (*restart_notes(run), *([str(slow)] if slow else []))
 
 
 def _judge(path: Path, name: str, run: Trace | LogTrace, healthy: Sequence[Trace | LogTrace]) -> LogVerdict:

@@ -26,8 +26,9 @@ from moeproxy.lab.sweep_progress import Watch
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.aligned import Aligned, aligned
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Runs, judge, measure
-from moeproxy.triage.diagnose import likeliest
+from moeproxy.triage.catalogue import load_catalogue
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, judge, measure
+from moeproxy.triage.diagnose import conclude, likeliest
 from moeproxy.triage.fingerprint import fingerprint
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.learn import Fits
@@ -188,12 +189,15 @@ def reproduce(
         'stale_rollout'
     """
     _check_proxy(proxy)
-    known = library or load_library(BESIDE if len(healthy) else ALONE)
-    table, onset, found = _judged(run, healthy)
-    features_F = fingerprint(table, found, onset, known.units).features(known.signals)
+    good = traces_of(healthy)
+    known = library or load_library(BESIDE if good else ALONE)
+    table, seen, found = _judged(run, good)
+    onset, mark = int(seen.onset or 0), fingerprint(table, found, int(seen.onset or 0), known.units)
+    features_F = mark.features(known.signals)
     if not np.isfinite(features_F).any():
         raise ComparisonError("of what departs nothing is among the signals by which faults are known")
     causes = likeliest(known, features_F)
+    concluded = conclude(known, mark, seen, load_catalogue())
     left, minutes, notes = _run_live(causes, proxy, live, onset) if live else ((), 0.0, ())
     if proxy.n_healthy < FEWEST_RUNS:
         raise ComparisonError(
@@ -203,8 +207,12 @@ def reproduce(
         )
     course = aligned(table, found, onset)
     ranked = sorted((_candidate(*cause, proxy, course) for cause in causes), key=lambda one: -one.score)
-    background = _background(proxy, course, {fault for fault, _ in causes})
-    return Reproduction(proxy.model, onset, tuple(ranked), background, round(minutes, 2), left, notes)
+    matched = sum(not np.isnan(one.match) for one in ranked)
+    background = _background(proxy, course, {fault for fault, _ in causes}, matched)
+    unknown = concluded.sentences[-1] if concluded.unknown else ""
+    return Reproduction(
+        proxy.model, onset, tuple(ranked), background, round(minutes, 2), left, notes, max(matched, 1), unknown
+    )
 
 
 def _check_proxy(proxy: object) -> None:
@@ -216,20 +224,20 @@ def _check_proxy(proxy: object) -> None:
         )
 
 
-def _judged(run: Trace | LogTrace, healthy: Runs) -> tuple[Judged, int, Departures]:
-    """Return the run's table, its onset and how far it strays.
+def _judged(run: Trace | LogTrace, healthy: Sequence[Trace]) -> tuple[Judged, Detection, Departures]:
+    """Return the run's table, what was seen and how far it strays.
 
     Raises:
         ComparisonError: there is no alarm.
     """
     trace = trace_of(run)
     table = Judged.of(trace)
-    detection, found = measure(trace, table, traces_of(healthy))
+    detection, found = measure(trace, table, healthy)
     if detection.verdict != ALARM or found is None or detection.onset is None:
         raise ComparisonError(
             f"nothing to reproduce: {detection.sentences[0]}", expected="a run that departs from healthy ones"
         )
-    return table, detection.onset, found
+    return table, detection, found
 
 
 def _candidate(fault: str, confidence: float, proxy: ProxyRuns, course: Aligned) -> Candidate:
@@ -286,11 +294,14 @@ def _compared(course: Aligned, runs: Sequence[ProxyRun]) -> tuple[tuple[str, ...
     return tuple(agree[:SHOWN]), tuple([name for name, *_ in loud if name not in agree][:SHOWN])
 
 
-def _background(proxy: ProxyRuns, course: Aligned, candidates: set[str]) -> float:
-    """Return the match that most of the proxy's runs with other faults stay below."""
+def _background(proxy: ProxyRuns, course: Aligned, candidates: set[str], choices: int) -> float:
+    """Return the match that the best of `choices` runs of the proxy with other faults stays below, mostly.
+
+    The best of several candidates matches better than one by chance; so the level is that of the best of as many.
+    """
     others = [course.match(run.course) for run in proxy.runs if run.fault not in candidates]
     known = [match for match in others if not np.isnan(match)]
-    return float(np.quantile(known, QUANTILE)) if len(known) >= LEAST_OTHERS else float("nan")
+    return float(np.quantile(known, QUANTILE ** (1 / max(choices, 1)))) if len(known) >= LEAST_OTHERS else float("nan")
 
 
 def _run_live(

@@ -15,7 +15,7 @@ from typing import Any
 
 from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
-from moeproxy.triage.jsonable import number, plain
+from moeproxy.triage.jsonable import number, plain, sure
 
 FORMAT, VERSION = "moeproxy.reproduction", 1
 
@@ -49,7 +49,14 @@ class Candidate:
     @property
     def sentence(self) -> str:
         """The candidate in words."""
-        told = f"{self.fault} ({self.title}): confidence {self.confidence:.0%} from the trace alone"
+        return self.told()
+
+    def told(self, unknown: bool = False) -> str:
+        """Return the candidate in words; of an unknown failure no confidence is given, only what it is nearest to."""
+        sureness = f"confidence {sure(self.confidence)} from the trace alone"
+        if unknown:
+            sureness = f"{sure(self.confidence)} among known faults, though the trace is like none of them"
+        told = f"{self.fault} ({self.title}): {sureness}"
         if not (self.n_recorded or self.n_live):
             return f"{told}; not reproduced, the proxy has no run with it"
         runs = " and ".join(
@@ -72,10 +79,13 @@ class Reproduction:
         model: label of the proxy.
         onset: step from which the failing run departs.
         candidates: ranked.
-        background: match that 95 % of the proxy's runs with other faults stay below; NaN where fewer than 20 are known.
+        background: match that, in 95 % of draws, the best of `choices` of the proxy's runs with other faults stays
+            below; NaN where fewer than 20 are known.
         minutes: spent on new runs.
         left: candidates for which no time was left.
         notes: what a reader must know.
+        choices: candidates with a match, of which one is the best.
+        unknown: why the trace alone is like no recorded fault, in a sentence; "" where it is like one.
     """
 
     model: str
@@ -85,6 +95,8 @@ class Reproduction:
     minutes: float
     left: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    choices: int = 1
+    unknown: str = ""
 
     @property
     def best(self) -> Candidate | None:
@@ -99,9 +111,11 @@ class Reproduction:
     @property
     def sentences(self) -> tuple[str, ...]:
         """The result in plain words."""
-        told = (f"{place}. {one.sentence}." for place, one in enumerate(self.candidates, start=1))
+        unknown = bool(self.unknown)
+        told = (f"{place}. {one.told(unknown)}." for place, one in enumerate(self.candidates, start=1))
         left = (f"No time was left for {', '.join(self.left)}.",) if self.left else ()
-        return (self._verdict, *told, *left, *self.notes)
+        first = f"{self.unknown} Among the nearest: {self._verdict}" if unknown else self._verdict
+        return (first, *told, *left, *self.notes)
 
     @property
     def _verdict(self) -> str:
@@ -132,7 +146,14 @@ class Reproduction:
     def _limit(self, wanted: bool = True) -> str:
         if not wanted or math.isnan(self.background):
             return ""
-        return f"; 95 % of its runs with other faults stay below {self.background:.2f}"
+        return f"; {self.level}"
+
+    @property
+    def level(self) -> str:
+        """The background in words."""
+        if self.choices < 2:
+            return f"95 % of its runs with other faults stay below {self.background:.2f}"
+        return f"the best of {self.choices} runs with other faults stays below {self.background:.2f} in 95 % of draws"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""

@@ -25,44 +25,67 @@ LONG = 5.0
 SLOW = 1.5
 """How many times as long steps have to take, from some step to the end, to count as a slow machine."""
 _FEWEST = 8
+_ALIKE = 2
+"""Steps that have to be the same when done again: of a lost optimizer state only the second shows anything."""
 _BEFORE = 3
+_NAMED = 8
 _SIZE = 6.0
 _MARGIN = 1.5
 
 
 @dataclass(frozen=True)
 class Restart:
-    """A place where a run was interrupted and went on.
+    """A place where a run was interrupted and went on, or where one step took long.
 
     Args:
         step: first step after it.
         before: last step before it; `step - 1` where no step was done again.
         evidence: what shows it.
         again: steps that stand in the log twice.
-        differ: signals whose values are not the same the second time.
+        agree: how many of these are the same the second time, before the first that is not.
+        differ: signals whose values are not the same at the step that follows these.
+        apart: that step; None where all steps done again are the same.
         moved: signals that jump exactly there, more than anywhere else in the run.
+        long: whether a long step shows it, not a log that goes back.
+        sign: what else the log says of a failure there; "" for nothing.
     """
 
     step: int
     before: int
     evidence: str
     again: int = 0
+    agree: int = 0
     differ: tuple[str, ...] = ()
+    apart: int | None = None
     moved: tuple[str, ...] = ()
+    long: bool = False
+    sign: str = ""
 
     @property
     def clean(self) -> bool:
-        """Whether the run went on as if nothing had happened: a fault of a machine, none of the training."""
-        return not self.differ and not self.moved
+        """Whether the restart lost nothing: what was done again began with the same numbers, and no signal jumps."""
+        return not self.moved and (self.apart is None or self.agree >= _ALIKE)
+
+    @property
+    def lone(self) -> bool:
+        """Whether a long step is all there is: it need not be an interruption."""
+        return self.long and not self.moved and not self.sign
 
     def __str__(self) -> str:
-        head = f"interrupted before step {self.step}: {self.evidence}"
+        if self.lone:
+            return f"a long step, {self.evidence}; no signal jumps there: an evaluation, a checkpoint or a slow machine"
+        head = f"interrupted before step {self.step}: {self.evidence}{f', and {self.sign}' if self.sign else ''}"
+        if self.clean and self.apart is not None:
+            return (
+                f"{head}; the first {self.agree} steps done again give the same numbers, so the restart itself lost "
+                f"nothing; from step {self.apart} on the two tries differ (first in {', '.join(self.differ)})"
+            )
         if self.clean:
             same = f"{self.again} steps done again give the same numbers, " if self.again else ""
             return f"{head}; {same}no signal jumps there: a machine fault, not a loss spike"
         said = []
         if self.differ:
-            said.append(f"steps done again differ in {', '.join(self.differ)}")
+            said.append(f"steps done again differ from step {self.apart} on, first in {', '.join(self.differ)}")
         if self.moved:
             said.append(f"{', '.join(self.moved)} jump exactly there")
         return f"{head}; {' and '.join(said)}: the restart lost state (optimizer, data order, generators)"
@@ -101,17 +124,33 @@ def restarts(run: Trace | LogTrace) -> tuple[Restart, ...]:
     trace = trace_of(run)
     found: dict[int, Restart] = {}
     if isinstance(run, LogTrace):
-        for number, resume in enumerate(run.info.resumes, 1):
-            again, differ = _repeated(run, number)
-            words = f"the log goes back from step {resume.before} to step {resume.step}"
-            moved = _moved(trace, resume.step)
-            found[resume.step] = Restart(resume.step, resume.before, words, again, differ, moved)
-    for step, times in _long_steps(trace):
+        for number in range(1, len(run.info.resumes) + 1):
+            again = _resumed(run, number, trace)
+            found[again.step] = again
+    for step, times, seconds in _long_steps(trace):
         # The step in which a resume began is often a long one, too: one restart, not two.
         if not any(item.step <= step <= item.before + 1 for item in found.values()):
-            words = f"step {step} took {times:.0f} times as long as the others"
-            found[step] = Restart(step, step - 1, words, moved=_moved(trace, step))
+            words = f"step {step} took {times:.0f} times as long as the others ({seconds:.3g} s)"
+            found[step] = Restart(step, step - 1, words, moved=_moved(trace, step), long=True, sign=_sign(run, step))
     return tuple(found[step] for step in sorted(found))
+
+
+def restart_notes(run: Trace | LogTrace) -> tuple[str, ...]:
+    """Return every restart and long step in words; several long steps without another sign in one sentence.
+
+    Raises:
+        TraceError: the log holds no metric.
+    """
+    found = restarts(run)
+    lone = [one for one in found if one.lone]
+    if len(lone) < 2:
+        return tuple(map(str, found))
+    steps = ", ".join(str(one.step) for one in lone[:_NAMED]) + (", ..." if len(lone) > _NAMED else "")
+    told = (
+        f"{len(lone)} long steps ({steps}), each over {LONG:.0f} times as long as most; no signal jumps there: "
+        "evaluations, checkpoints or a slow machine"
+    )
+    return (*(str(one) for one in found if not one.lone), told)
 
 
 def slowdown(run: Trace | LogTrace) -> Slowdown | None:
@@ -145,28 +184,65 @@ def _seconds(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(trace.steps.index)[known], values[known]
 
 
-def _long_steps(trace: Trace) -> list[tuple[int, float]]:
-    """Return (step, times the median) of lone long steps; the first is long in every run: it warms up."""
+def _long_steps(trace: Trace) -> list[tuple[int, float, float]]:
+    """Return (step, times the median, seconds) of lone long steps; the first is long in every run: it warms up."""
     steps, seconds = _seconds(trace)
     if len(seconds) < _FEWEST:
         return []
     times = seconds / np.median(seconds)
-    return [(int(steps[i]), float(times[i])) for i in np.flatnonzero(times > LONG) if i > 0]
+    return [(int(steps[i]), float(times[i]), float(seconds[i])) for i in np.flatnonzero(times > LONG) if i > 0]
 
 
-def _repeated(run: LogTrace, number: int) -> tuple[int, tuple[str, ...]]:
-    """Return (steps done again after resume `number`, signals that are not the same the second time)."""
+def _sign(run: Trace | LogTrace, step: int) -> str:
+    """Return what the log says of a failure between the rows of the step before and those of `step`, "" for nothing."""
+    if not isinstance(run, LogTrace):
+        return ""
+    places: Any = run.places
+    here = places[places["step"] == step]
+    before = places[(places["step"] >= 0) & (places["step"] < step)]
+    if here.empty or before.empty:
+        return ""
+    last = before[before["step"] == before["step"].max()]["line"].max()
+    first, files = here["line"].max(), {"", *map(str, here["file"])}
+    told = [f for f in run.info.findings if f.kind != "progress" and last <= f.line <= first and f.file in files]
+    return f"the log has a {told[0].kind} on line {told[0].line}" if told else ""
+
+
+def _resumed(run: LogTrace, number: int, trace: Trace) -> Restart:
+    """Return what resume `number` shows: where its first steps are as before, no signal jumps because of it."""
+    resume = run.info.resumes[number - 1]
+    words = f"the log goes back from step {resume.before} to step {resume.step}"
     before, after = (_attempt(run, run.places["attempt"] == n) for n in (number - 1, number))
-    common = before.index.intersection(after.index)
-    differ = []
-    for signal in before.columns.intersection(after.columns):
-        # Only what both tries logged; clocks are never the same.
-        left, right = (part.loc[common, signal].to_numpy(float) for part in (before, after))
-        both = np.isfinite(left) & np.isfinite(right)
-        known = SIGNALS.get(str(signal))
-        if known is not None and known.compared and not np.array_equal(left[both], right[both]):
-            differ.append(str(signal))
-    return len(common), tuple(differ)
+    common = before.index.intersection(after.index).sort_values()
+    known = [str(name) for name in before.columns.intersection(after.columns) if _compared(str(name))]
+    agree, differ = 0, tuple[str, ...]()
+    for step in common:
+        # Only what both tries logged.
+        differ = tuple(name for name in known if _unlike(before.at[step, name], after.at[step, name]))
+        if differ:
+            break
+        agree += 1
+    same = set(known) if agree else set()
+    return Restart(
+        resume.step,
+        resume.before,
+        words,
+        again=len(common),
+        agree=agree,
+        differ=differ,
+        apart=int(common[agree]) if differ else None,
+        moved=tuple(name for name in _moved(trace, resume.step) if name not in same),
+    )
+
+
+def _compared(name: str) -> bool:
+    """Whether a signal is the same in equal steps; clocks never are."""
+    known = SIGNALS.get(name.partition("/")[0])
+    return known is not None and known.compared and name != SECONDS
+
+
+def _unlike(left: float, right: float) -> bool:
+    return bool(np.isfinite(left) and np.isfinite(right) and left != right)
 
 
 def _attempt(run: LogTrace, chosen: Any) -> pd.DataFrame:
@@ -183,9 +259,9 @@ def _moved(trace: Trace, step: int) -> tuple[str, ...]:
     index = np.asarray(trace.steps.index)
     place = int(np.searchsorted(index, step))
     for name in trace.signals:
-        known = SIGNALS.get(name.partition("/")[0])
-        if known is None or not known.compared or name == SECONDS:
+        if not _compared(name):
             continue
+        known = SIGNALS[name.partition("/")[0]]
         values = trace.values(name)
         if known.scale == "log":
             values = np.log(np.maximum(values, known.resolution))

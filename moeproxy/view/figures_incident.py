@@ -15,6 +15,7 @@ from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import Alarm, judged_number
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.diagnose import Cause, Diagnosis, Evidence
+from moeproxy.triage.jsonable import sure
 from moeproxy.triage.judged import Judged, original_value, signal_name, unit_of
 from moeproxy.view.actions import Action
 from moeproxy.view.incident import Incident
@@ -85,10 +86,11 @@ def evidence_figure(diagnosis: Diagnosis) -> go.Figure:
     """Draw what speaks for and against the likeliest cause: each change as it is, and as it is in recorded runs.
 
     Args:
-        diagnosis: with at least one cause.
+        diagnosis: with at least one cause, for or against which a change speaks; signals that are not finite have no
+            place on the axis and are told in the text of the figure.
     """
     cause = diagnosis.causes[0]
-    rows = _evidence(cause)
+    rows = [(one, which) for one, which in _evidence(cause) if not one.broken]
     labels = [f"{one.signal} {one.window}" for one, _ in rows]
     figure = go.Figure()
     for label, (one, _) in zip(labels, rows, strict=True):
@@ -386,5 +388,5 @@ def _squash(value: float) -> float:
 
 def _evidence_alt(cause: Cause) -> str:
     told = [f"{which}: {one.sentence}" for one, which in _evidence(cause)]
-    head = f"Changes that speak for and against {cause.fault}, confidence {cause.confidence:.0%}"
+    head = f"Changes that speak for and against {cause.fault}, confidence {sure(cause.confidence)}"
     return f"{head}, in units of what healthy runs reach. {'; '.join(told)}."

@@ -161,9 +161,7 @@ def _height(n_rows: int) -> int:
 
 def _match_alt(result: Reproduction) -> str:
     told = [f"{c.fault} {'no run' if math.isnan(c.match) else f'{c.match:.2f}'}" for c in result.candidates]
-    limit = (
-        "" if math.isnan(result.background) else f"; 95% of runs with other faults stay below {result.background:.2f}"
-    )
+    limit = "" if math.isnan(result.background) else f"; {result.level}"
     return f"Match of the failing run with runs of {result.model}: {', '.join(told)}{limit}."
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from moeproxy.files import sha256_file
+from moeproxy.files import printable, sha256_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
-from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
-from moeproxy.triage.detect import UNCLEAR
+from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading, verdict_on
 from moeproxy.triage.logged import traces_of
-from moeproxy.triage.logs import example_notes, runs_in
+from moeproxy.triage.logs import example_notes, healthy_in, left_out, runs_in
+from moeproxy.triage.mixed import mixed
 from moeproxy.view.log_events import Event, failures
 
 HASHED_BYTES = 256 * 1024**2
@@ -49,8 +49,8 @@ class Incident:
 
     @property
     def verdict(self) -> str:
-        """That of the attempt that it is about; "could not judge" for a log without metrics."""
-        return UNCLEAR if self.main is None else self.main.diagnosis.detection.verdict
+        """That of the attempt that it is about; "could not judge" without metrics or where only a metric is wrong."""
+        return verdict_on(self.judgements)
 
     @property
     def main(self) -> JudgedAttempt | None:
@@ -78,11 +78,13 @@ def incident(
     """
     told = {**_facts(run), **(facts or {})}
     called = name or (str(run.provenance) if isinstance(run, Trace) else run.info.name)
-    notes = () if isinstance(run, Trace) else run.info.notes
     if isinstance(run, LogTrace) and not run.has_metrics:
-        return Incident(called, run, (), notes=notes, contents=run.contents, facts=told)
+        return Incident(called, run, (), notes=run.info.notes, contents=run.contents, facts=told)
+    notes = () if isinstance(run, Trace) else (*run.info.notes, *left_out(run))
     good = tuple(traces_of(healthy))
-    resumes = [] if isinstance(run, Trace) else [Event(resume.step, str(resume)) for resume in run.info.resumes]
+    # Where two runs are mixed up, going back is no resume.
+    again = () if isinstance(run, Trace) or mixed(run) else run.info.resumes
+    resumes = [Event(resume.step, str(resume)) for resume in again]
     judged = judge_attempts(run, good)
     return Incident(called, run, judged, good, tuple(resumes), failures(run), tuple(notes), facts=told)
 
@@ -99,10 +101,10 @@ def open_incidents(path: str | Path, healthy: Sequence[str | Path] = (), **readi
         MoeproxyError: a log cannot be read, a healthy one holds no metric, or there are too few healthy runs.
     """
     source = Path(path)
-    good = [run for one in dict.fromkeys(map(Path, healthy)) for _, run in runs_in(one)]
-    told = {"log": str(path), **_file_facts(source)}
+    good = healthy_in([Path(one) for one in healthy])
+    told = {"log": printable(path), **_file_facts(source)}
     if healthy:
-        told["healthy runs"] = ", ".join(map(str, dict.fromkeys(healthy)))
+        told["healthy runs"] = ", ".join(map(printable, dict.fromkeys(healthy)))
     found = (incident(run, good, name=name, facts=told) for name, run in runs_in(source, **reading))
     return tuple(replace(one, notes=(*one.notes, *example_notes(source, one.run))) for one in found)
 

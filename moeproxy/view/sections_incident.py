@@ -17,7 +17,7 @@ from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.detect import ALARM, UNCLEAR, Detection
 from moeproxy.triage.diagnose import Cause, Diagnosis
 from moeproxy.triage.fingerprint import SPANS, WINDOW_NAMES
-from moeproxy.triage.jsonable import plain
+from moeproxy.triage.jsonable import plain, sure
 from moeproxy.triage.judged import meaning_of, unit_of
 from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
@@ -54,6 +54,7 @@ def incident_lead(result: ReportInput) -> Iterable[str]:
             yield f"{one.name}: could not be judged, since its log has no metric; it contains {one.contents}."
             continue
         yield f"{_called(one, main)}: {main.diagnosis.detection.sentences[0]}"
+        yield from (f"The metric itself looks wrong: {sentence}" for sentence in main.diagnosis.wrong_metrics)
         yield from _cause_lead(main.diagnosis)
         after = [other for other in one.judgements if not other.alarmed and other.began > main.began]
         if main.alarmed and after and after[-1].diagnosis.detection.verdict != UNCLEAR:
@@ -149,8 +150,8 @@ def _cause_lead(diagnosis: Diagnosis) -> Iterable[str]:
         yield f"Cause: {diagnosis.sentences[-1]}"
         return
     first, *others = diagnosis.causes
-    second = f"; next {others[0].fault}, {others[0].confidence:.0%}" if others else ""
-    yield f"Likeliest cause: {first.fault} ({first.title}), confidence {first.confidence:.0%}{second}."
+    second = f"; next {others[0].fault}, {sure(others[0].confidence)}" if others else ""
+    yield f"Likeliest cause: {first.fault} ({first.title}), confidence {sure(first.confidence)}{second}."
 
 
 def _contents(one: Incident) -> Iterable[Block]:
@@ -249,7 +250,7 @@ def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:
         yield from _first_cause(first)
     yield Table("Faults that such a departure resembles", _filled([_cause_row(cause) for cause in diagnosis.causes]))
     yield Text(f"{_EVIDENCE} Compared with {counted(diagnosis.n_recorded, 'recorded run')}.")
-    if first.supports or first.contradicts:
+    if any(not evidence.broken for evidence in (*first.supports, *first.contradicts)):
         yield Figure(f"What speaks for and against {first.fault}.", evidence_figure(diagnosis))
     rows = [row for cause in diagnosis.causes for row in _evidence_rows(cause)]
     if rows:
@@ -257,7 +258,7 @@ def _causes(one: Incident, diagnosis: Diagnosis) -> Iterable[Block]:
 
 
 def _first_cause(cause: Cause) -> Iterable[Block]:
-    yield Text(f"{cause.title} ({cause.fault}), confidence {cause.confidence:.0%}.")
+    yield Text(f"{cause.title} ({cause.fault}), confidence {sure(cause.confidence)}.")
     told = {
         "Check next": cause.check,
         "What usually helps": cause.remedy,
@@ -274,7 +275,7 @@ def _cause_row(cause: Cause) -> dict[str, object]:
     against = [evidence.sentence for evidence in cause.contradicts[:2]]
     return {
         "fault": cause.fault,
-        "confidence": f"{cause.confidence:.0%}",
+        "confidence": sure(cause.confidence),
         "what it is": cause.title,
         "for": "; ".join(strongest) or None,
         "against": "; ".join(against) or None,
@@ -290,8 +291,8 @@ def _evidence_rows(cause: Cause) -> Iterable[dict[str, object]]:
                 "speaks": which,
                 "signal": one.signal,
                 "when": one.window,
-                "in this run": round(one.seen, 2),
-                "in recorded runs": round(one.expected, 2),
+                "in this run": one.cells[0] if one.broken else round(one.seen, 2),
+                "in recorded runs": one.cells[1] if one.broken else round(one.expected, 2),
             }
 
 

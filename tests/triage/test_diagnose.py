@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +15,22 @@ from moeproxy.errors import ComparisonError
 from moeproxy.places import data_dir
 from moeproxy.traces import RunInfo, Trace
 from moeproxy.traces.pack import load_bench
+from moeproxy.traces.reading import read
 from moeproxy.triage.baselines import EVERY
 from moeproxy.triage.catalogue import load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE
-from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, detect
+from moeproxy.triage.diagnose import Diagnosis, Evidence, diagnose
 from moeproxy.triage.evaluate import diagnosis_scores
 from moeproxy.triage.fingerprint import SPANS, Units
+from moeproxy.triage.jsonable import sure
 from moeproxy.triage.learn import catalogue_entries
 from moeproxy.triage.learned import load_library, save_library
 from moeproxy.triage.library import FLOORS, Library
 from moeproxy.triage.metric_checks import at_rest, wrong_metrics
+from moeproxy.view.apps.log_verdict_text import evidence_table
+from moeproxy.view.incident import open_incidents
+from moeproxy.view.render_text import render_markdown
+from moeproxy.view.report import ReportInput, compose
 
 FAULTS = ("stale_rollout", "reward_collapse", "nan_poison", "update_freeze")
 
@@ -254,3 +261,54 @@ def test_the_command_tells_scripts_by_its_exit_code(recorded, tmp_path: Path, ca
     assert main(["triage", str(tmp_path / "crash.log")]) == 2
     assert "could not judge" in capsys.readouterr().out
     assert main(["triage", str(tmp_path / "absent.log")]) == 2
+
+
+def test_values_that_are_not_finite_are_evidence(tmp_path: Path) -> None:
+    """A cause is never named with nothing that speaks for it; nothing is said to be beyond doubt."""
+    rows = [
+        {
+            "step": n,
+            "grad_norm": 1 + n * 37 % 11 / 100,
+            "reward_mean": 0.5 + n * 53 % 7 / 100,
+            "entropy": 1 + n % 3 / 50,
+        }
+        for n in range(1, 41)
+    ]
+    for row in rows[25:]:
+        row["grad_norm"] = float("inf")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = diagnose(read(tmp_path / "a.jsonl")[0])
+    first = found.causes[0]
+    assert "grad_norm is not finite (in recorded runs too)" in [one.sentence for one in first.supports]
+    assert ("not finite", "not finite") in [one.cells for one in first.supports]
+    text = " ".join(found.sentences)
+    assert "for: grad_norm is not finite" in text
+    assert "100%" not in text
+    assert Diagnosis.load(found.save(tmp_path / "d.json")).sentences == found.sentences
+    shown = " ".join(evidence_table(first).astype(str).to_numpy().ravel())
+    assert "for grad norm not finite not finite not finite" in shown
+    report = render_markdown(compose(ReportInput(incidents=open_incidents(tmp_path / "a.jsonl"))))
+    assert "grad_norm is not finite (in recorded runs too)" in report
+
+
+def test_what_others_show_and_this_run_does_not_speaks_against() -> None:
+    one, other = Evidence("kl", "not finite", 0.0, 1.0), Evidence("kl", "not finite", 1.0, 0.0)
+    assert one.sentence == "kl is finite (in recorded runs it is not)"
+    assert other.sentence == "kl is not finite (in recorded runs it is)"
+
+
+@pytest.mark.bad_types
+@pytest.mark.parametrize("judge", [detect, diagnose])
+def test_one_run_in_place_of_healthy_ones_is_refused(recorded, judge) -> None:
+    with pytest.raises(ComparisonError, match=r"one Trace in place of several runs.*a list of runs"):
+        judge(recorded["nan_poison"][0], recorded[None][0])
+
+
+def test_one_healthy_run_is_too_few_and_equal_ones_are_counted(recorded) -> None:
+    with pytest.raises(ComparisonError, match="1 healthy run that serves; 5 left out: equal to another one"):
+        diagnose(recorded["nan_poison"][0], recorded[None][:1] * 6)
+
+
+def test_no_confidence_is_full() -> None:
+    said = [sure(value) for value in (1.0, 0.996, 0.99, 0.5, 0.004)]
+    assert said == ["over 99%", "over 99%", "99%", "50%", "below 1%"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moeproxy.__main__ import main
+from moeproxy.errors import ComparisonError
 from moeproxy.places import data_dir
 from moeproxy.traces.reading import read
 from moeproxy.triage.attempted import judge_attempts, leading
@@ -115,3 +116,20 @@ def test_only_examples_with_numbers_are_said_to_have_those_of_a_recorded_run(nam
     path = data_dir() / "logs" / name
     for one in open_incidents(path):
         assert (LEARNED in one.notes) == bool(one.judgements)
+
+
+def test_lines_that_were_not_read_are_named(tmp_path: Path) -> None:
+    rows = [f'{{"step": {n}, "grad_norm": {1 + n % 7 / 100}, "reward_mean": {n % 5 / 10}}}' for n in range(1, 41)]
+    rows[20] = rows[20][:30]
+    path = tmp_path / "torn.jsonl"
+    path.write_text("\n".join(rows) + "\n")
+    (verdict,) = judge_log(path)
+    assert "1 line (21)" in verdict.text()
+    assert any("1 line (21)" in note for note in verdict.to_dict()["notes"])
+    assert any("1 line (21)" in note for one in open_incidents(path) for note in one.notes)
+
+
+def test_a_healthy_log_that_is_given_six_times_is_one(tmp_path: Path) -> None:
+    good = data_dir() / "logs" / "verl_console.log"
+    with pytest.raises(ComparisonError, match="1 healthy run that serves; 5 left out: equal"):
+        judge_log(data_dir() / "logs" / "trainer_state.json", [good] * 6)

@@ -22,6 +22,7 @@ from moeproxy.traces.pack import load_bench
 from moeproxy.triage import reproduce as module
 from moeproxy.triage.aligned import BROKEN, WINDOWS, Aligned
 from moeproxy.triage.detect import BESIDE
+from moeproxy.triage.diagnose import diagnose
 from moeproxy.triage.evaluate_reproduce import reproduction_scores
 from moeproxy.triage.learn import Run, learn_beside
 from moeproxy.triage.learned import load_library
@@ -187,6 +188,38 @@ def test_a_strength_without_a_match_hides_no_other(proxy: ProxyRuns) -> None:
         known.runs = order
         found = module._candidate("stale_rollout", 0.5, known, first.course)
         assert (found.strength, found.match) == (first.strength, pytest.approx(1))
+
+
+def test_the_background_is_that_of_the_best_of_as_many_candidates(proxy: ProxyRuns) -> None:
+    """By chance alone the best of five exceeds the level in one case of twenty, as one run does its own."""
+    (first, *_) = proxy.of("stale_rollout")
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, np.pi, 4000)
+
+    def turned(angle: float) -> Aligned:
+        response = np.zeros((2, len(WINDOWS)))
+        response[:, 0] = np.cos(angle), np.sin(angle)
+        return Aligned(("a", "b"), response)
+
+    known = ProxyRuns([])
+    known.runs = [replace(first, fault="other", course=turned(angle)) for angle in angles]
+    course = turned(0.0)
+    matches = np.cos(rng.uniform(0, np.pi, (4000, 5)))
+    for n in (1, 5):
+        level = module._background(known, course, set(), n)
+        assert (matches[:, :n].max(1) > level).mean() == pytest.approx(0.05, abs=0.015)
+
+
+def test_what_the_trace_does_not_know_the_proxy_does_not(recorded, proxy: ProxyRuns) -> None:
+    library = load_library(BESIDE)
+    trace = recorded["original", "stale_rollout"][0]
+    strange = replace(library, farthest=0.0)
+    found = reproduce(trace, proxy, recorded["original", ""], library=strange)
+    said = diagnose(trace, recorded["original", ""], library=strange).sentences[-1]
+    assert found.unknown == said
+    assert found.sentences[0].startswith(said)
+    assert found.choices == sum(one.match == one.match for one in found.candidates)
+    assert reproduce(trace, proxy, recorded["original", ""]).unknown == ""
 
 
 def test_the_budget_is_kept(recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

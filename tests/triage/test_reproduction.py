@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +71,17 @@ def test_the_best_match_is_found_wherever_it_ranks() -> None:
     assert best is not None
     assert best.fault == "c"
     assert result(0.5, NONE).best is None
+
+
+def test_an_unknown_failure_stays_unknown_whatever_the_proxy_shows(tmp_path: Path) -> None:
+    found = replace(result(0.5, 0.9, 0.4), unknown="Unknown: it is like no recorded fault.")
+    first, second, *_ = found.sentences
+    assert first.startswith("Unknown: it is like no recorded fault. Among the nearest: small shows the failure")
+    assert "confidence" not in second
+    assert "though the trace is like none of them" in second
+    assert Reproduction.load(found.save(tmp_path / "a.json")).sentences == found.sentences
+
+
+def test_the_level_is_said_to_be_that_of_the_best_of_as_many() -> None:
+    found = replace(result(0.5, 0.9, 0.4), choices=5)
+    assert "the best of 5 runs with other faults stays below 0.50 in 95 % of draws" in found.sentences[0]

@@ -12,7 +12,7 @@ from moeproxy.places import data_dir
 from moeproxy.traces.reading import read
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.logs import judge_log
-from moeproxy.triage.restarts import restarts, slowdown
+from moeproxy.triage.restarts import restart_notes, restarts, slowdown
 
 SHIPPED = sorted((data_dir() / "runs").glob("original--*.parquet"))
 Row = dict[str, float]
@@ -43,12 +43,43 @@ def test_a_restart_that_lost_nothing_is_a_machine_fault(tmp_path: Path) -> None:
     assert any("goes back from step 28 to step 26" in note for note in verdict.notes)
 
 
-def test_a_restart_within_one_step_is_seen_by_the_clock(tmp_path: Path) -> None:
+def test_a_long_step_is_a_machine_fault_only_with_another_sign(tmp_path: Path) -> None:
     rows = _rows()
     rows[19]["seconds_per_step"] = 24.0
     (found,) = restarts(read(_log(tmp_path / "a.jsonl", rows))[0])
     assert (found.step, found.before, found.again, found.clean) == (20, 19, 0, True)
-    assert "23 times as long" in str(found)
+    assert "23 times as long as the others (24 s)" in str(found)
+    assert "an evaluation, a checkpoint or a slow machine" in str(found)
+    assert "machine fault" not in str(found)
+    lines = [json.dumps(row) for row in rows]
+    died = [*lines[:19], "Traceback (most recent call last):", "RuntimeError: NCCL timeout", *lines[19:]]
+    (tmp_path / "b.jsonl").write_text("\n".join(died) + "\n")
+    (found,) = restarts(read(tmp_path / "b.jsonl")[0])
+    assert "and the log has a" in str(found)
+    assert "a machine fault, not a loss spike" in str(found)
+
+
+def test_long_steps_of_evaluations_are_told_in_one_sentence(tmp_path: Path) -> None:
+    rows = _rows()
+    for place in range(9, 40, 10):
+        rows[place]["seconds_per_step"] = 24.0
+    (told,) = restart_notes(read(_log(tmp_path / "a.jsonl", rows))[0])
+    assert told.startswith("4 long steps (10, 20, 30, 40)")
+
+
+@pytest.mark.parametrize(("agree", "lost"), [(0, True), (1, True), (2, False), (5, False)])
+def test_state_is_lost_only_where_the_first_steps_done_again_differ(tmp_path: Path, agree: int, lost: bool) -> None:
+    """Attempts that part later do so by a fault of one of them, or what was changed between them."""
+    rows = _rows()
+    again = [dict(row) for row in rows[20:]]
+    for row in again[agree:]:
+        row["policy_loss"] += 1e-3
+    (found,) = restarts(read(_log(tmp_path / "a.jsonl", [*rows[:30], *again]))[0])
+    assert (found.agree, found.apart, found.clean) == (agree, 21 + agree, not lost)
+    assert ("the restart lost state" in str(found)) == lost
+    assert f"from step {21 + agree} on" in str(found)
+    if not lost:
+        assert "the restart itself lost nothing" in str(found)
 
 
 def test_a_restart_that_lost_state_is_said_to_have(tmp_path: Path) -> None:

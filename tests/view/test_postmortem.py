@@ -14,6 +14,7 @@ import pytest
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.triage.alarms import judged_number
+from moeproxy.triage.jsonable import sure
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.view.actions import Action
 from moeproxy.view.document import Document, Figure, Points, Table, Text
@@ -124,6 +125,8 @@ def _spelled(value: Any) -> Iterator[str]:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         ways = (".0f", ".1f", ".2f", ".3f", ".3g", ".4g", ",.0f", ".0%")
         yield from (format(value, way) for way in ways)
+        if 0 <= value <= 1:
+            yield sure(value).rpartition(" ")[2]
         yield from (f"+{value:g}", f"{abs(value):.1f}", f"{value:.0%}".replace("%", " %"))
 
 
@@ -244,7 +247,7 @@ def test_evidence_and_outcomes_are_drawn_as_they_are() -> None:
     cause = postmortems.poisoned().judgements[0].diagnosis.causes[0]
     figure = evidence_figure(postmortems.poisoned().judgements[0].diagnosis)
     seen = next(trace for trace in figure.data if trace.name == "this run")
-    assert list(seen.customdata) == [one.seen for one in (*cause.supports, *cause.contradicts)]
+    assert list(seen.customdata) == [one.seen for one in (*cause.supports, *cause.contradicts) if not one.broken]
     np.testing.assert_allclose(seen.x, np.arcsinh(list(seen.customdata)))
     matches = match_figure(postmortems.reproduction())
     assert list(matches.data[0].x) == [0.93, -0.21], "what has no run has no match"

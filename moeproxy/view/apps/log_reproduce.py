@@ -18,6 +18,7 @@ from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.pack import load_bench, load_registry
 from moeproxy.traces.trace import Trace
+from moeproxy.triage.jsonable import sure
 from moeproxy.triage.reproduction import Candidate, Reproduction
 from moeproxy.view.apps.live_work import LiveWork
 from moeproxy.view.apps.log_verdict import Healthy
@@ -180,7 +181,7 @@ def _row(place: int, one: Candidate) -> dict[str, str]:
     return {
         "place": str(place),
         "fault": one.fault,
-        "by the trace alone": f"{one.confidence:.0%}",
+        "by the trace alone": sure(one.confidence),
         "match on the proxy": match,
         "strength": "–" if np.isnan(one.strength) else f"{one.strength:g}",
         "runs": " and ".join(runs) or "–",

@@ -12,6 +12,7 @@ from moeproxy.triage.alarms import NOT_FINITE, Alarm, judged_number, mean_of, ti
 from moeproxy.triage.attempted import JudgedAttempt, leading
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Cause, Diagnosis
+from moeproxy.triage.jsonable import sure
 from moeproxy.view.apps.tables import html_frame
 
 _KEYS = "data-lm-suppress-shortcuts='true'"  # JupyterLab takes the enter key otherwise
@@ -58,8 +59,8 @@ def evidence_table(cause: Cause) -> pd.DataFrame:
             "speaks": side,
             "signal": one.signal.replace("_", " "),
             "when": one.window,
-            "change seen": f"{one.seen:+.1f}",
-            "in recorded runs": f"{one.expected:+.1f}",
+            "change seen": one.cells[0],
+            "in recorded runs": one.cells[1],
         }
         for side, evidence in sides
         for one in evidence
@@ -96,7 +97,7 @@ def _lead(verdict: Diagnosis) -> str:
 
 
 def _cause(place: int, cause: Cause) -> str:
-    head = f"{place}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}"
+    head = f"{place}. {cause.fault} ({cause.title}), confidence {sure(cause.confidence)}"
     table = evidence_table(cause)
     words = {
         "Not logged, would tell": ", ".join(name.replace("_", " ") for name in cause.missing),

@@ -11,6 +11,7 @@ from moeproxy.lab.faults import FAULTS, fault
 from moeproxy.lab.remedies import remedy
 from moeproxy.triage.detect import ALARM
 from moeproxy.triage.diagnose import Diagnosis
+from moeproxy.triage.jsonable import sure
 
 
 def fault_option(fault_id: str, tried: int) -> str:
@@ -39,7 +40,7 @@ def _told(diagnosis: Diagnosis | None, injected: str) -> str:
     said = detection.sentences[0]
     if detection.verdict != ALARM or not diagnosis.causes:
         return said
-    ranked = ", ".join(f"{cause.fault} {cause.confidence:.0%}" for cause in diagnosis.causes[:3])
+    ranked = ", ".join(f"{cause.fault} {sure(cause.confidence)}" for cause in diagnosis.causes[:3])
     first = diagnosis.causes[0].fault
     right = "as injected" if first == injected else f"injected was {injected}: choose below what it is treated for"
     unknown = "unknown, nearest are " if diagnosis.unknown else ""
@@ -50,7 +51,7 @@ def cause_options(injected: str, diagnosis: Diagnosis | None) -> list[tuple[str,
     """Return what a run can be treated for: what was injected, then what the diagnosis names, the likeliest first."""
     options = [(f"{injected} (injected)", injected)]
     causes = diagnosis.causes if diagnosis else ()
-    return options + [(f"{c.fault} ({c.confidence:.0%})", c.fault) for c in causes if c.fault != injected]
+    return options + [(f"{c.fault} ({sure(c.confidence)})", c.fault) for c in causes if c.fault != injected]
 
 
 def remedy_table(names: Iterable[str]) -> pd.DataFrame:

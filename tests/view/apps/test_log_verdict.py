@@ -15,6 +15,7 @@ from moeproxy.traces.pack import load_bench
 from moeproxy.traces.reading import read
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis, diagnose
+from moeproxy.triage.jsonable import sure
 from moeproxy.view.apps.log_verdict import healthy_runs
 from moeproxy.view.apps.log_verdict_text import alarm_table, evidence_table, verdict_html
 from moeproxy.view.apps.logs import LogPanel
@@ -36,10 +37,10 @@ def test_every_cause_stands_with_its_numbers(verdict: Diagnosis) -> None:
     text = _text(verdict_html(verdict))
     assert "The run departs from step 15 on" in text
     for place, cause in enumerate(verdict.causes, start=1):
-        assert f"{place}. {cause.fault} ({cause.title}), confidence {cause.confidence:.0%}" in text
+        assert f"{place}. {cause.fault} ({cause.title}), confidence {sure(cause.confidence)}" in text
         assert cause.check in text
         for one in (*cause.supports, *cause.contradicts):
-            assert f"{one.signal.replace('_', ' ')} {one.window} {one.seen:+.1f} {one.expected:+.1f}" in text
+            assert f"{one.signal.replace('_', ' ')} {one.window} {one.cells[0]} {one.cells[1]}" in text
     for alarm in verdict.detection.alarms:
         assert f"{alarm.signal.replace('_', ' ')} {alarm.onset} " in text
     assert f"compared with {verdict.n_recorded} recorded runs" in text
