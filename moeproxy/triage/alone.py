@@ -367,7 +367,8 @@ def _unrounded(table: Judged) -> tuple[np.ndarray, np.ndarray]:
         is_log = scale_of(name) == "log"
         known_S = np.isfinite(values_RS[row])
         shown = [original_value(name, float(value)) for value in values_RS[row, known_S]] if is_log else []
-        values = np.unique(np.round(shown, 12) if is_log else values_RS[row, known_S])
+        # To nine digits: exp(log(x)) is not quite x.
+        values = np.unique([float(f"{one:.9g}") for one in shown] if is_log else values_RS[row, known_S])
         if not FEWEST_LEVELS <= len(values) < known_S.sum() / 2:
             continue
         step = float(np.diff(values).min())

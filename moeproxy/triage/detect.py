@@ -27,6 +27,7 @@ from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.metric_checks import at_rest
+from moeproxy.triage.mixed import mixed
 from moeproxy.triage.noticed import earlier, not_finite, notes_of
 from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
 from moeproxy.triage.reference import Departures
@@ -165,8 +166,11 @@ def detect(run: Trace | LogTrace, healthy: Runs = (), *, priors: Priors | None =
         >>> detect(trace, healthy).onset
         20
     """
-    trace = trace_of(run)
-    return measure(trace, Judged.of(trace), traces_of(healthy), priors)[0]
+    trace, good = trace_of(run), traces_of(healthy)
+    table = Judged.of(trace)
+    if reason := mixed(run):
+        return unclear(table, (reason,), BESIDE if good else ALONE, len(good))
+    return measure(trace, table, good, priors)[0]
 
 
 def measure(
@@ -175,7 +179,7 @@ def measure(
     """Judge one run, and return what was measured too, None where it could not be judged (see `detect`)."""
     mode, good = BESIDE if len(healthy) else ALONE, None
     if reasons := _limits(trace, table, mode):
-        return _unclear(table, reasons, mode, len(healthy)), None
+        return unclear(table, reasons, mode, len(healthy)), None
     if mode == ALONE:
         known = priors or Priors.load()
         found, warned, n_healthy = known.departures(table), (_BLIND,), known.n_runs
@@ -183,7 +187,7 @@ def measure(
         good = Healthy.of(trace, table, healthy)
         if len(good.steps_S) < FEWEST_BESIDE:
             reason = f"The run shares {len(good.steps_S)} steps with the healthy runs; {FEWEST_BESIDE} are needed."
-            return _unclear(table, (reason,), mode, len(good.traces)), None
+            return unclear(table, (reason,), mode, len(good.traces)), None
         found, n_healthy, odd = good.measure(table)
         warned = (*odd, *good.notes, *good.missing(table, found))
     if table.sparse:
@@ -248,7 +252,8 @@ def _limits(trace: Trace, table: Judged, mode: str) -> tuple[str, ...]:
     return ()
 
 
-def _unclear(table: Judged, reasons: tuple[str, ...], mode: str, n_healthy: int) -> Detection:
+def unclear(table: Judged, reasons: tuple[str, ...], mode: str, n_healthy: int) -> Detection:
+    """Return that a run could not be judged, and why."""
     nothing = float("nan")
     reasons = (*reasons, *not_finite(table))
     return Detection(UNCLEAR, None, nothing, nothing, (), reasons, mode, n_healthy, len(table.steps_S), table.signals)

@@ -22,7 +22,7 @@ from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import NOT_FINITE
 from moeproxy.triage.catalogue import Entry, load_catalogue
-from moeproxy.triage.detect import ALARM, ALONE, BESIDE, UNCLEAR, Detection, Runs, measure
+from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, Runs, measure, unclear
 from moeproxy.triage.fingerprint import BROKEN, SPANS, WINDOW_NAMES, Fingerprint, fingerprint
 from moeproxy.triage.jsonable import number, plain, sure
 from moeproxy.triage.judged import Judged
@@ -233,10 +233,8 @@ def diagnose(
     trace = trace_of(run)
     table = Judged.of(trace)
     if reason := mixed(run):
-        nothing = float("nan")
-        about = (reason,), mode, len(good), len(table.steps_S), table.signals
-        unclear = Detection(UNCLEAR, None, nothing, nothing, (), *about)
-        return Diagnosis(unclear, (), False, nothing, known.farthest, (), len(known.fault_N))
+        seen = unclear(table, (reason,), mode, len(good))
+        return Diagnosis(seen, (), False, float("nan"), known.farthest, (), len(known.fault_N))
     detection, found = measure(trace, table, good)
     wrong = wrong_metrics(trace)
     if detection.verdict != ALARM or found is None or detection.onset is None:

@@ -87,11 +87,11 @@ def _sentence(column: str, values_S: np.ndarray, steps_S: np.ndarray, bad_S: np.
 
 
 def _stuck(trace: Trace, column: str, values_S: np.ndarray, steps_S: np.ndarray) -> list[str]:
-    """Return a sentence when a signal that moved before repeats one value for many steps, other than zero."""
+    """Return a sentence when a signal that moved before repeats one value for many steps, other than a bound of it."""
     if column.partition("/")[0] in _MAY_REST or len(values_S) <= STUCK:
         return []
     last = values_S[-1]
-    if not np.isfinite(last) or last == 0:
+    if not np.isfinite(last) or last == 0 or (last == 1 and signal_of(column).unit == "share"):
         return []
     differs = np.flatnonzero(values_S != last)
     if not len(differs) or len(values_S) - differs[-1] - 1 < STUCK:

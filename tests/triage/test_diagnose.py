@@ -209,6 +209,13 @@ def test_a_metric_that_repeats_itself_to_the_last_bit_is_named() -> None:
     assert wrong_metrics(_trace(aux_loss=[0.0] * 30)) == ()
 
 
+def test_a_share_may_stay_at_its_bound() -> None:
+    """As in a healthy recorded run, whose router agreed with itself to the end."""
+    share = [*np.linspace(0.9, 0.99, 20), *([1.0] * 20)]
+    (said,) = wrong_metrics(_trace(**{"router_agreement/0": share, "entropy": share}))
+    assert said.startswith("entropy repeats 1")
+
+
 def test_a_bound_that_is_reached_is_no_wrong_metric() -> None:
     rising, at_cap = [float(n) for n in range(4, 8)], [8.0] * 20
     assert wrong_metrics(_trace(response_length=[*rising, *at_cap], truncated=[0.5] * 4 + [1.0] * 20)) == ()

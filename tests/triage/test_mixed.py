@@ -12,7 +12,7 @@ import pytest
 
 from moeproxy.errors import TraceError
 from moeproxy.traces.reading import read
-from moeproxy.triage.detect import UNCLEAR
+from moeproxy.triage.detect import UNCLEAR, detect
 from moeproxy.triage.diagnose import diagnose
 from moeproxy.triage.logs import exit_code, judge_log
 from moeproxy.triage.mixed import mixed
@@ -54,7 +54,7 @@ def test_runs_in_step_are_not_judged_whichever_comes_last(tmp_path: Path, swap: 
     assert "60 of 60 steps have two values that differ" in said
     assert "split the file" in said
     assert [one.verdict for one in open_incidents(path)] == [UNCLEAR]
-    assert diagnose(read(path)[0]).detection.verdict == UNCLEAR
+    assert diagnose(read(path)[0]).detection.verdict == detect(read(path)[0]).verdict == UNCLEAR
 
 
 @pytest.mark.parametrize(("lag", "block"), [(5, 1), (2, 1), (20, 1), (9, 3), (10, 10)])
