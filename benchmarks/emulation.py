@@ -74,7 +74,7 @@ REAL = (
     (8, 256, 4, 4, 1, False),
     (2, 128, 2, 1, 1, False),
     (2, 128, 4, 1, 1, False),
-    (2, 128, 2, 2, 2, True),
+    (8, 128, 2, 2, 2, True),
 )
 """Sequences of a micro-batch, tokens, world, ep, micro-batches, recomputation."""
 

@@ -100,11 +100,11 @@ def test_a_rank_without_rows_executes_as_it_pretends(factor: float, rank: int) -
     assert len(executed.seconds) == 1
 
 
-def test_recomputing_in_micro_batches_is_metered_as_the_allocator_sees_it() -> None:
-    again = GRPOProgram(TINY, prompt=8, completion=8, checkpointing=True, micro_batches=4)
-    fake, executed = (emulate(again, 4, 2, level=level, repeats=1) for level in ("fake", "exec"))
+def test_recomputing_in_micro_batches_is_metered_as_the_allocator_sees_it(program: GRPOProgram) -> None:
+    again = replace(program, checkpointing=True, micro_batches=4)
+    executed = emulate(again, 4, 2, level="exec", repeats=1)
+    assert executed.peak_phase == "backward", "where recomputed activations live"
     assert executed.allocator_bytes == (executed.peak_bytes,)
-    assert (fake.timeline_PC == executed.timeline_PC).all()
 
 
 def test_skew_doubles_the_hot_ranks_peak() -> None:
