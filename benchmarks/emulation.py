@@ -67,20 +67,29 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-REAL = ((2, 128, 2, 2), (2, 128, 4, 2), (2, 128, 4, 4), (8, 256, 4, 4), (2, 128, 2, 1), (2, 128, 4, 1))
-"""Sequences, tokens, world, ep."""
+REAL = (
+    (2, 128, 2, 2, 1, False),
+    (2, 128, 4, 2, 1, False),
+    (2, 128, 4, 4, 1, False),
+    (8, 256, 4, 4, 1, False),
+    (2, 128, 2, 1, 1, False),
+    (2, 128, 4, 1, 1, False),
+    (8, 128, 2, 2, 2, True),
+)
+"""Sequences of a micro-batch, tokens, world, ep, micro-batches, recomputation."""
 
 
 def real() -> None:
     """Print prediction against measurement for every rank of real runs."""
     say("| batch | world | ep | rank | tensors, bytes | same meter | allocator | with gloo's copy, bytes | allocator |")
-    for sequences, tokens, world, ep in REAL:
-        program = GRPOProgram(SMALL, sequences=sequences, prompt=tokens // 2, completion=tokens // 2)
+    for sequences, tokens, world, ep, batches, again in REAL:
+        program = GRPOProgram(SMALL, sequences, tokens // 2, tokens // 2, micro_batches=batches, checkpointing=again)
+        batch = f"{sequences} x {tokens}" + (f", {batches} micro-batches, recomputed" if again else "")
         for measured, routing in run_real(program, world, ep, repeats=5):
             found = emulate(program, world, ep, measured.rank, routing if ep > 1 else None)
             whole, least = found.whole_bytes["gloo"] or 0, measured.allocator_bytes[0]
             say(
-                f"| {sequences} x {tokens} | {world} | {ep} | {measured.rank} | {found.peak_bytes:,} | "
+                f"| {batch} | {world} | {ep} | {measured.rank} | {found.peak_bytes:,} | "
                 f"{found.peak_bytes / measured.peak_bytes - 1:+.4%} | {found.peak_bytes / least - 1:+.2%} | "
                 f"{whole:,} | {whole / least - 1:+.3%} |"
             )

@@ -58,6 +58,19 @@ class Course:
     flops: dict[str, int]
 
 
+class _Modules(ModTracker):
+    """Follows modules, but leaves tensors alone where no gradients are made.
+
+    Without gradients a tensor can still ask for one: transformers marks the embedding's output so when activations are
+    recomputed. A hook on such a tensor and the tensor's accumulator hold each other, through C++, where no garbage
+    collector looks: the meter itself would keep one tensor alive for every forward pass.
+    """
+
+    @property
+    def is_bw(self) -> bool:
+        return super().is_bw or not torch.is_grad_enabled()
+
+
 class Meter(TorchDispatchMode):
     """Count live bytes while active.
 
@@ -79,7 +92,7 @@ class Meter(TorchDispatchMode):
         self._size: list[int] = []
         self._total = 0
         self._stack: list[str] = []
-        self._modules = ModTracker()
+        self._modules = _Modules()
         self._fake = active_fake_mode()
         self.course = Course([], [], [], [], [], ["before"], 0, -1, "", [], {})
         for kind, tensors in (
@@ -111,12 +124,21 @@ class Meter(TorchDispatchMode):
             return result
 
         torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
+        self._random_state = torch.get_rng_state
+
+        def random_state() -> torch.Tensor:
+            state = meter._random_state()  # made past the dispatcher; recomputing keeps one for each layer
+            meter._see(state, _ACTIVATIONS)
+            return state
+
+        torch.get_rng_state = random_state
         super().__enter__()
         return self
 
     def __exit__(self, *problem: Any) -> None:
         super().__exit__(*problem)
         torch.UntypedStorage.resize_ = self._resize
+        torch.get_rng_state = self._random_state
         self._modules.clear_user_hooks()
         self._modules.__exit__()
 

@@ -100,6 +100,13 @@ def test_a_rank_without_rows_executes_as_it_pretends(factor: float, rank: int) -
     assert len(executed.seconds) == 1
 
 
+def test_recomputing_in_micro_batches_is_metered_as_the_allocator_sees_it(program: GRPOProgram) -> None:
+    again = replace(program, checkpointing=True, micro_batches=4)
+    executed = emulate(again, 4, 2, level="exec", repeats=1)
+    assert executed.peak_phase == "backward", "where recomputed activations live"
+    assert executed.allocator_bytes == (executed.peak_bytes,)
+
+
 def test_skew_doubles_the_hot_ranks_peak() -> None:
     peaks = [emulate(LONG, 16, 4, 1, Routing.skewed(8, factor, ep=4, ep_rank=1)).peak_bytes for factor in (1.0, 4.0)]
     assert peaks[1] > 1.8 * peaks[0]
