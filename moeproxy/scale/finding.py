@@ -29,8 +29,9 @@ def find_hottest(
     """Return the emulation (level "fake") of the rank that holds most at its peak, of all ranks of the world.
 
     The first expert-parallel group has the largest shards, so the rank is in it. Where one rank gets the most rows in
-    every layer it is that one. Otherwise `rank_peaks` bounds all of them, and they are emulated from the highest bound
-    down until no bound left is above the fullest one found: nearly always one emulation.
+    every layer and its shards are as large as rank 0's, it is that one. Otherwise `rank_peaks` bounds all of them, and
+    they are emulated from the highest bound down until no bound left is above the fullest one found: nearly always one
+    emulation.
 
     Args:
         program, world, ep, cancel: as in `emulate`.
@@ -50,11 +51,15 @@ def find_hottest(
         return None if timeout is None else max(timeout - (time.monotonic() - began), 0.0)
 
     routing, rows_LR = _rows(program, world, ep, routing, timeout)
-    if (rank := certain(rows_LR)) is not None:
-        return emulate(program, world, ep, rank, routing, cancel=cancel, timeout=timeout)
-    bound_R = _bounds(program, world, ep, rows_LR, cancel, timeout)
     found: Emulation | None = None
+    if (most := certain(rows_LR)) is not None:
+        found = emulate(program, world, ep, most, routing, cancel=cancel, timeout=timeout)
+        if most == 0 or found.full_shards:
+            return found
+    bound_R = _bounds(program, world, ep, rows_LR, cancel, left())
     for rank in _one_of_each(rows_LR, bound_R):
+        if rank == most:
+            continue
         if found is not None and found.peak_bytes >= bound_R[rank]:
             break
         made = emulate(program, world, ep, rank, routing, cancel=cancel, timeout=left())
@@ -77,7 +82,8 @@ def rank_peaks(
 
     It is the peak that `emulate` finds, but for ranks whose shards of dense weights are smaller than rank 0's (some
     bytes, where a weight cannot be cut evenly). One process tells it for all ranks: a step is metered three times with
-    other numbers of rows, which says of each tensor to which layer's rows it belongs and how many bytes a row takes.
+    other numbers of rows, which says of each tensor to which layer's rows it belongs and how many bytes a row takes;
+    again for each set of layers in which ranks get no row at all, since empty tensors are none.
     Should a family's tensors not grow so, the largest number stands for every rank.
 
     Args:
