@@ -21,9 +21,9 @@ from moeproxy.scale.training import Training
 def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "L R"]) -> Int[np.ndarray, " R"]:
     """Return the peak (R,) that a rank with rank 0's shards has, for each rank's rows, in bytes.
 
-    A layer without any row makes other tensors than one with few (empty ones are none): ranks are metered apart by which
-    of their layers get no row. Where tensors do not grow with the rows of single layers, nothing is known: the largest
-    number stands for each.
+    A layer without any row makes other tensors than one with few (empty ones are none): ranks are metered apart by
+    which of their layers get no row. Where tensors do not grow with the rows of single layers, nothing is known: the
+    largest number stands for each.
 
     Args:
         program: `GRPOProgram.to_dict()`.

@@ -150,10 +150,9 @@ def test_smaller_shards_of_the_last_rank_outweigh_its_rows() -> None:
     assert found.peak_bytes > last.peak_bytes
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_bounds_hold_where_a_rank_gets_no_rows(checkpointing: bool) -> None:
+def test_bounds_hold_where_a_rank_gets_no_rows() -> None:
     routing = Routing("made up", np.repeat([[0.0, 0.25], [0.225, 0.025]], 4, axis=1))
-    program = replace(PROGRAM.sliced(2), checkpointing=checkpointing)
+    program = PROGRAM.sliced(2)
     made = [emulate(program, 2, 2, rank, routing).peak_bytes for rank in range(2)]
     assert rank_peaks(program, 2, 2, routing).tolist() == made
 
