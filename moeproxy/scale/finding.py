@@ -12,7 +12,7 @@ from moeproxy.scale.emulate import LIMIT_S, check_kinds, check_routing, emulate
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.hottest import certain, rank_rows
 from moeproxy.scale.layout import Layout
-from moeproxy.scale.processes import call
+from moeproxy.scale.processes import call, too_long
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.routing import Routing
 
@@ -48,7 +48,11 @@ def find_hottest(
     began = time.monotonic()
 
     def left() -> float | None:
-        return None if timeout is None else max(timeout - (time.monotonic() - began), 0.0)
+        if timeout is None:
+            return None
+        if (rest := timeout - (time.monotonic() - began)) <= 0:
+            raise too_long(timeout)
+        return rest
 
     routing, rows_LR = _rows(program, world, ep, routing, timeout)
     found: Emulation | None = None
