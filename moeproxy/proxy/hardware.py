@@ -24,6 +24,9 @@ class Device:
         network_gb_s: one way to other nodes, GB/s.
         per_node: devices in a node.
         source: of the figures.
+
+    Raises:
+        ProxyError: a figure is no number above 0.
     """
 
     name: str
@@ -34,6 +37,17 @@ class Device:
     network_gb_s: float
     per_node: int
     source: str
+
+    def __post_init__(self) -> None:
+        for name in ("memory_gib", "bf16_tflops", "memory_tb_s", "link_gb_s", "network_gb_s", "per_node"):
+            value, whole = getattr(self, name), name == "per_node"
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < float("inf"):
+                raise ProxyError(
+                    f"{name} of device {self.name!r} is {value!r}",
+                    expected=f"a {'whole' if whole else 'finite'} number above 0",
+                    remedy=f"give {name} as in the device's data sheet",
+                )
 
 
 def _said(*, memory: str, bf16: str, rate: str, link: str, network: str) -> str:

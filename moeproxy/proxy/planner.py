@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from moeproxy.errors import ProxyError
 from moeproxy.experts.checkpoint import Checkpoint
-from moeproxy.proxy.hardware import Device, device
+from moeproxy.proxy.hardware import DEVICES, Device, device
 from moeproxy.proxy.rl_layout import RLLayout
 from moeproxy.proxy.shape import ModelShape
 from moeproxy.proxy.terms import STATE, rollout_terms, training_terms
@@ -82,7 +82,13 @@ def plan_devices(
         16
     """
     shape = model if isinstance(model, ModelShape) else ModelShape.of(model)
+    if not isinstance(layout, RLLayout):
+        raise ProxyError(f"layout is {layout!r:.80}", expected="an RLLayout", remedy="pass RLLayout(...)")
     kind = device(on) if isinstance(on, str) else on
+    if not isinstance(kind, Device):
+        raise ProxyError(
+            f"on is {on!r:.80}", expected="a Device or the name of one", remedy=f"pass one of {', '.join(DEVICES)}"
+        )
     count = shape.n_experts if n_experts is None else n_experts
     if count not in shape.counts:
         raise ProxyError(

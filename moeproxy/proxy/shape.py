@@ -26,8 +26,16 @@ SIZES = (
     "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim",
+    "q_lora_rank",
+    "n_shared_experts",
+    "first_k_dense_replace",
 )
 """Sizes that decide memory; a config must give those that its family has."""
+MAY_BE_NONE = ("q_lora_rank", "n_shared_experts", "head_dim", "num_key_value_heads")
+"""Sizes for which a config may say null: the model has no such part, or works the size out."""
+MAY_BE_ZERO = ("first_k_dense_replace", "n_shared_experts")
+MOST = 2**31
+"""No size of a model is larger (transformers' and torch's indices end near it)."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
     from transformers import AutoConfig, AutoModelForCausalLM
 
     family = family_of(config)
+    check_values(config)
     settings = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
     try:
         made = AutoConfig.for_model(family.model_type, **settings)
@@ -126,6 +135,8 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
         layer: sum(sizes.get(f"{family.block_in_memory(layer)}.{part.name}", 0) for part in family.in_memory)
         for layer in range(n_layers)
     }
+    if not any(rows.values()):
+        raise no_expert_layer(family.model_type)
     counts = Counts.read(config, family, Path("config.json"))
     each = sum(rows.values()) // counts.n_experts
     shape = {
@@ -142,6 +153,39 @@ def _from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], Iterable[st
     return shape, sizes
 
 
+def no_expert_layer(model_type: str) -> ProxyError:
+    """Return the error for a config of which a model without any expert layer is built."""
+    return ProxyError(
+        f"no layer of the {model_type} model that the config describes has experts",
+        expected="at least one layer with experts",
+        remedy="look at first_k_dense_replace, mlp_layer_types, mlp_only_layers, decoder_sparse_step and the number of "
+        "layers",
+    )
+
+
+def check_values(config: Mapping[str, Any]) -> None:
+    """Raise ProxyError for a size that cannot be one, whatever the family; lists (a size by layer) are left alone."""
+    nested = config.get("text_config")
+    given = {**(nested if isinstance(nested, Mapping) else {}), **config}
+    for name in SIZES:
+        value, least = given.get(name, 1), 0 if name in MAY_BE_ZERO else 1
+        if isinstance(value, list | tuple | Mapping) or (value is None and name in MAY_BE_NONE):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
+            raise ProxyError(
+                f"the config says {name} is {value!r}",
+                expected=f"a whole number, {least} to {MOST:,}",
+                remedy=f"take {name} from the model's own config.json",
+            )
+    heads, groups = given.get("num_attention_heads"), given.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        raise ProxyError(
+            f"the config says {heads} attention heads and {groups} key-value heads",
+            expected="key-value heads that divide the attention heads",
+            remedy="take num_attention_heads and num_key_value_heads from the model's own config.json",
+        )
+
+
 def check_sizes(config: Mapping[str, Any], made: Any) -> None:
     """Raise ProxyError for a size that the config does not give and transformers would take from its defaults.
 
@@ -156,7 +200,10 @@ def check_sizes(config: Mapping[str, Any], made: Any) -> None:
     lacking = [
         name
         for name in SIZES
-        if isinstance(getattr(type(text), name, None), int) and name not in given and names.get(name) not in given
+        if isinstance(getattr(type(text), name, None), int)
+        and name not in given
+        and names.get(name) not in given
+        and not (name == "first_k_dense_replace" and "mlp_layer_types" in given)  # says the same of every layer
     ]
     if lacking:
         raise ProxyError(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from moeproxy.errors import ScaleError
 from moeproxy.files import atomic_dir
+from moeproxy.scale import checks
 from moeproxy.scale.recording import Recording, read_calls
 
 SCHEMA = "0.0.4"
@@ -63,6 +64,7 @@ def write_chakra(recording: Recording, path: str | Path) -> Path:
     Raises:
         ScaleError: `path` exists, or the recording is damaged or of a version that kept no order of its collectives.
     """
+    checks.kind(Recording, "pass Recording.open(path)", recording=recording)
     if Path(path).exists():
         raise ScaleError("exists already", where=path, remedy="remove it or choose another path")
     groups: dict[str, list[int]] = {}

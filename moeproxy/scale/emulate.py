@@ -84,6 +84,8 @@ def emulate(
     checks.whole(1, repeats=repeats)
     source = routing or Routing.balanced(program.n_experts)
     check_routing(source, program, layout)
+    if source.exact and ep > 1:
+        _check_exact(source, program, layout)
     request = {"program": program.to_dict(), "layout": layout, "routing": source.to_dict(), "level": level}
     request |= {"repeats": repeats}
     return call("emulate", [request], cancel=cancel, timeout=timeout)[0]
@@ -106,6 +108,25 @@ def check_routing(routing: Routing, program: GRPOProgram, layout: Layout) -> Non
             remedy="take the routing of this very model; for a proxy, profile the proxy",
         )
     routing.rank_shares(layout.ep, program.top_k)
+
+
+def _check_exact(routing: Routing, program: GRPOProgram, layout: Layout) -> None:
+    layers, pairs = program.n_layers - program.n_dense, program.sequences * program.tokens * program.top_k
+    if len(routing.exact) < layers or not all(routing.exact):
+        raise ScaleError(
+            f"exact counts of {len(routing.exact)} layers",
+            expected=f"calls of each of {layers} layers with experts",
+            remedy="take the routing that `run_real` returned for this program",
+        )
+    for number, calls in enumerate(routing.exact):
+        for sent, received in calls:
+            if len(sent) != layout.ep or len(received) != layout.ep or min(*sent, *received) < 0 or sum(sent) != pairs:
+                raise ScaleError(
+                    f"exact counts of layer {number}: {sum(sent):,} rows sent to {len(sent)} ranks, received from "
+                    f"{len(received)}",
+                    expected=f"{pairs:,} rows sent to {layout.ep} ranks, none negative",
+                    remedy="take the routing that `run_real` returned for this program, world and ep",
+                )
 
 
 def _replayed(program: GRPOProgram, layout: Layout, given: Any, cancel: Any, timeout: float | None) -> Emulation:

@@ -80,6 +80,8 @@ class Emulation:
         losses, logprobs, weights: loss and mean log-prob of each step and SHA-256 of the final weights, where a run was
             replayed or recorded.
         differs: which of these a replay did not reproduce bit for bit.
+        full_shards: whether the rank's shard of every weight is as large as rank 0's; not so for the last ranks where a
+            weight cannot be cut evenly. False in files of earlier versions, which did not tell.
         rss_bytes, wall_seconds: what the emulation itself cost.
         provenance: versions, command, machine, time.
     """
@@ -108,6 +110,7 @@ class Emulation:
     logprobs: tuple[float, ...] = ()
     weights: str = ""
     differs: tuple[str, ...] = ()
+    full_shards: bool = False
     rss_bytes: int = 0
     wall_seconds: float = 0.0
     provenance: Mapping[str, Any] = field(default_factory=dict)

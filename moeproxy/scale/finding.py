@@ -12,7 +12,7 @@ from moeproxy.scale.emulate import LIMIT_S, check_kinds, check_routing, emulate
 from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.hottest import certain, rank_rows
 from moeproxy.scale.layout import Layout
-from moeproxy.scale.processes import call
+from moeproxy.scale.processes import call, too_long
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.routing import Routing
 
@@ -29,8 +29,9 @@ def find_hottest(
     """Return the emulation (level "fake") of the rank that holds most at its peak, of all ranks of the world.
 
     The first expert-parallel group has the largest shards, so the rank is in it. Where one rank gets the most rows in
-    every layer it is that one. Otherwise `rank_peaks` bounds all of them, and they are emulated from the highest bound
-    down until no bound left is above the fullest one found: nearly always one emulation.
+    every layer and its shards are as large as rank 0's, it is that one. Otherwise `rank_peaks` bounds all of them, and
+    they are emulated from the highest bound down until no bound left is above the fullest one found: nearly always one
+    emulation.
 
     Args:
         program, world, ep, cancel: as in `emulate`.
@@ -47,14 +48,22 @@ def find_hottest(
     began = time.monotonic()
 
     def left() -> float | None:
-        return None if timeout is None else max(timeout - (time.monotonic() - began), 0.0)
+        if timeout is None:
+            return None
+        if (rest := timeout - (time.monotonic() - began)) <= 0:
+            raise too_long(timeout)
+        return rest
 
     routing, rows_LR = _rows(program, world, ep, routing, timeout)
-    if (rank := certain(rows_LR)) is not None:
-        return emulate(program, world, ep, rank, routing, cancel=cancel, timeout=timeout)
-    bound_R = _bounds(program, world, ep, rows_LR, cancel, timeout)
     found: Emulation | None = None
+    if (most := certain(rows_LR)) is not None:
+        found = emulate(program, world, ep, most, routing, cancel=cancel, timeout=timeout)
+        if most == 0 or found.full_shards:
+            return found
+    bound_R = _bounds(program, world, ep, rows_LR, cancel, left())
     for rank in _one_of_each(rows_LR, bound_R):
+        if rank == most:
+            continue
         if found is not None and found.peak_bytes >= bound_R[rank]:
             break
         made = emulate(program, world, ep, rank, routing, cancel=cancel, timeout=left())
@@ -77,7 +86,8 @@ def rank_peaks(
 
     It is the peak that `emulate` finds, but for ranks whose shards of dense weights are smaller than rank 0's (some
     bytes, where a weight cannot be cut evenly). One process tells it for all ranks: a step is metered three times with
-    other numbers of rows, which says of each tensor to which layer's rows it belongs and how many bytes a row takes.
+    other numbers of rows, which says of each tensor to which layer's rows it belongs and how many bytes a row takes;
+    again for each set of layers in which ranks get no row at all, since empty tensors are none.
     Should a family's tensors not grow so, the largest number stands for every rank.
 
     Args:

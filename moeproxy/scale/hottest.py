@@ -90,7 +90,8 @@ def rank_rows(routing: Routing, ep: int, n_layers: int, pairs: int, top_k: int) 
 def certain(rows_LR: Int[np.ndarray, "L R"]) -> int | None:
     """Return the first rank that no other rank beats in any layer, if there is one.
 
-    No tensor of a step becomes smaller with more rows, so no rank can be fuller than this one.
+    No tensor of a step becomes smaller with more rows, so no rank can be fuller than this one, unless its own shards of
+    weights are smaller than another's: the last ranks' are where a weight cannot be cut evenly.
     """
     most_R = (rows_LR == rows_LR.max(axis=1, keepdims=True)).all(axis=0)
     return int(np.argmax(most_R)) if most_R.any() else None

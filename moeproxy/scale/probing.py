@@ -15,12 +15,15 @@ from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.rounding import integers
 from moeproxy.scale.routing import Routing
 from moeproxy.scale.tasks import metered, virtual_rank
+from moeproxy.scale.training import Training
 
 
 def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "L R"]) -> Int[np.ndarray, " R"]:
     """Return the peak (R,) that a rank with rank 0's shards has, for each rank's rows, in bytes.
 
-    Where tensors do not grow with the rows of single layers, nothing is known: the largest number stands for each.
+    A layer without any row makes other tensors than one with few (empty ones are none): ranks are metered apart by
+    which of their layers get no row. Where tensors do not grow with the rows of single layers, nothing is known: the
+    largest number stands for each.
 
     Args:
         program: `GRPOProgram.to_dict()`.
@@ -28,13 +31,28 @@ def peaks(program: Mapping[str, Any], layout: Layout, rows_LR: Int[np.ndarray, "
         rows_LR: rows that each rank gets from each of its peers, by MoE layer.
     """
     asked = GRPOProgram.from_dict(program)
-    layers = np.arange(len(rows_LR))
     usual_L = np.full(len(rows_LR), max(asked.sequences * asked.tokens * asked.top_k // layout.ep, 1))
     with virtual_rank(asked, layout, _given(asked, layout, usual_L), fake=True) as training:
-        courses = []
-        for rows_L in (usual_L, usual_L + 1, usual_L + 1 + layers):
-            dispatch.VirtualExchange.routing = _given(asked, layout, rows_L)
-            courses.append(metered(training)[0])
+        peak_R = np.empty(rows_LR.shape[1], np.int64)
+        some_UL, place_R = np.unique((rows_LR > 0).T, axis=0, return_inverse=True)
+        for place, some_L in enumerate(some_UL):
+            alike_R = place_R.reshape(-1) == place
+            peak_R[alike_R] = _alike(asked, layout, training, rows_LR[:, alike_R], usual_L * some_L)
+    return peak_R
+
+
+def _alike(
+    program: GRPOProgram,
+    layout: Layout,
+    training: Training,
+    rows_LR: Int[np.ndarray, "L R"],
+    usual_L: Int[np.ndarray, " L"],
+) -> Int[np.ndarray, " R"]:
+    """Return the peaks of ranks that get rows in the layers in which `usual_L` has some, and in no other."""
+    some_L, layers, courses = usual_L > 0, np.arange(len(usual_L)), []
+    for rows_L in (usual_L, usual_L + some_L, usual_L + some_L * (1 + layers)):
+        dispatch.VirtualExchange.routing = _given(program, layout, rows_L)
+        courses.append(metered(training)[0])
     if all(one.owner == courses[0].owner for one in courses):
         found_R = peaks_of([np.array(one.delta) for one in courses], rows_LR - usual_L[:, None])
         if found_R is not None:

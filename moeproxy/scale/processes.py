@@ -81,16 +81,22 @@ def _results(running: list[_Running], cancel: threading.Event | None, timeout: f
     while len(results) < len(running):
         if cancel is not None and cancel.is_set():
             raise Cancelled("stopped on request")
-        if until is not None and time.monotonic() > until:
-            raise ScaleError(
-                f"the emulation took too long: it was ended after {timeout:,.0f} s",
-                remedy="take fewer layers (`program.sliced`), sequences or ranks, or pass a larger `timeout`",
-            )
+        if timeout is not None and until is not None and time.monotonic() > until:
+            raise too_long(timeout)
         waiting = {one.connection: place for place, one in enumerate(running) if place not in results}
         for ready in wait(list(waiting), _LOOK):
             place = waiting[ready]  # pyright: ignore[reportArgumentType]
             results[place] = _received(running[place])
     return [results[place] for place in range(len(running))]
+
+
+def too_long(timeout: float) -> ScaleError:
+    """Return the error of an emulation that was ended after `timeout` seconds."""
+    said = f"{timeout:,.0f}" if timeout >= 10 else f"{timeout:.2g}"
+    return ScaleError(
+        f"the emulation took too long: it was ended after {said} s",
+        remedy="take fewer layers (`program.sliced`), sequences or ranks, or pass a larger `timeout`",
+    )
 
 
 def _received(one: _Running) -> Any:

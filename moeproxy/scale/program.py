@@ -11,6 +11,7 @@ from moeproxy.errors import ScaleError
 from moeproxy.experts.config import Counts
 from moeproxy.experts.families import Family, family_of, lookup
 from moeproxy.proxy.plan import possible_counts
+from moeproxy.proxy.shape import check_values, no_expert_layer
 from moeproxy.scale import checks
 
 MOST_SEQUENCES = 4096
@@ -36,6 +37,7 @@ class GRPOProgram:
 
     Raises:
         ScaleError: a value is of the wrong type, a size is impossible, or the model's family is unknown.
+        ProxyError: the config says a size that cannot be one, or no layer has experts.
 
     Example:
         >>> GRPOProgram(QWEN3_30B_A3B, sequences=1, prompt=1024, completion=3072).sliced(4)
@@ -87,7 +89,11 @@ class GRPOProgram:
         for key in ("hidden_size", "vocab_size", "moe_intermediate_size", "num_attention_heads"):
             if (size := lookup(self.config, key)) is not None:
                 checks.whole(1, **{key: size})
-        if not isinstance(self.n_experts, int) or self.n_experts < 1:
+        check_values(self.config)
+        count = next((key for key in self.family.count_keys if lookup(self.config, key) is not None), None)
+        if count is not None:
+            checks.whole(1, **{count: self.n_experts})
+        else:
             raise ScaleError(
                 f"the config of {self.family.model_type} says no number of experts",
                 expected=f"one of the keys {', '.join(self.family.count_keys)}",
@@ -98,6 +104,8 @@ class GRPOProgram:
                 expected=f"one of the keys {', '.join(self.family.layer_keys)}",
             )
         checks.whole(1, **{self._layer_key(): self.n_layers})
+        if self.n_dense >= self.n_layers:
+            raise no_expert_layer(self.family.model_type)
         chosen = lookup(self.config, self.family.top_k_key)
         if not isinstance(chosen, int) or not 1 <= chosen <= self.n_experts:
             raise ScaleError(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import ScaleError
+from moeproxy.scale import checks
+from moeproxy.scale.emulation import Emulation
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
 
@@ -62,11 +64,31 @@ class Recording:
                 stored[name] = tuple(map(tuple, stored[name]))
             stored["weights"] = tuple(stored["weights"])
             stored["checksums"] = tuple(stored.get("checksums", ()))
+            _check_values(stored, folder)
             return cls(folder, **stored)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except ScaleError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ScaleError(
                 f"no recording can be read ({error!r})", where=folder, remedy="record the run again"
             ) from error
+
+    def check_replay(self, alone: Emulation) -> None:
+        """Raise ScaleError unless this is a replay of one of this very recording's ranks.
+
+        Losses are compared too: another run of the same program with other weights or data has others.
+        """
+        same = alone.level == "replay" and (alone.world, alone.ep) == (self.world, self.ep)
+        if same and (alone.program != self.program.to_dict() or len(alone.losses) != self.steps):
+            same = False
+        if same and "losses" not in alone.differs and alone.losses != self.losses[alone.rank]:
+            same = False
+        if not same:
+            raise ScaleError(
+                f"{alone!r} is no replay of {self.path}",
+                expected=f"a replay of {self.steps} steps of {self.program!r} with the recorded losses",
+                remedy="replay a rank of this recording",
+            )
 
     def check(self, program: GRPOProgram, layout: Layout) -> None:
         """Raise ScaleError unless this rank of this program was recorded."""
@@ -222,6 +244,34 @@ def read_log(file: Path) -> dict[str, list[Any]]:
             }
     except (OSError, SafetensorError) as error:
         raise _unreadable(file, error) from error
+
+
+def _check_values(stored: Mapping[str, Any], where: Path) -> None:
+    """Raise ScaleError unless there is one value for every rank, or step of a rank, and each of the right type."""
+    try:
+        checks.whole(1, steps=stored["steps"])
+        Layout(stored["world"], stored["ep"])
+    except ScaleError as error:
+        raise _damaged(error.found, error.expected, where) from error
+    for name in ("losses", "logprobs", "seconds", "weights", "checksums"):
+        values: tuple[Any, ...] = stored[name]
+        if len(values) != stored["world"] and (name != "checksums" or values):
+            raise _damaged(f"{name} of {len(values)} ranks", f"of all {stored['world']}", where)
+        kind = str if name in ("weights", "checksums") else tuple
+        for rank, value in enumerate(values):
+            if not isinstance(value, kind):
+                raise _damaged(f"{name} of rank {rank} are {value!r:.40}", f"a {kind.__name__}", where)
+            if kind is tuple and (len(value) != stored["steps"] or not all(type(one) in (int, float) for one in value)):
+                wanted = f"a number for each of {stored['steps']} steps"
+                raise _damaged(f"{name} of rank {rank} are {value!r:.80}", wanted, where)
+    if not isinstance(stored["provenance"], Mapping) or not isinstance(stored["provenance"].get("machine"), str):
+        raise _damaged("the provenance names no machine", "versions, machine and time", where)
+
+
+def _damaged(found: str, expected: str, where: Path) -> ScaleError:
+    return ScaleError(
+        f"the recording is damaged: {found}", expected=expected, where=where, remedy="record the run again"
+    )
 
 
 def _unreadable(file: Path, error: Exception) -> ScaleError:

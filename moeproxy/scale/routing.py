@@ -45,10 +45,10 @@ class Routing:
     def __post_init__(self) -> None:
         remedy = "pass shares of shape (layers, experts); one row stands for every layer"
         checks.kind(np.ndarray, remedy, share_LE=self.share_LE)
-        if self.share_LE.ndim != 2 or not self.share_LE.size:
+        if self.share_LE.ndim != 2 or not self.share_LE.size or self.share_LE.dtype.kind not in "fiu":
             raise ScaleError(
-                f"routing shares of {self.source} of shape {self.share_LE.shape}",
-                expected="(layers, experts)",
+                f"routing shares of {self.source} of shape {self.share_LE.shape} and type {self.share_LE.dtype}",
+                expected="numbers of shape (layers, experts)",
                 remedy=remedy,
             )
         sums = self.share_LE.sum(axis=1)
@@ -99,6 +99,7 @@ class Routing:
     @classmethod
     def from_profile(cls, profile: ExpertProfile) -> Routing:
         """The loads that a calibration pass measured; for a proxy, profile the proxy."""
+        checks.kind(ExpertProfile, "pass what profile_experts or ExpertProfile.load returned", profile=profile)
         load_LE = profile.load_LE.astype(float)
         if (load_LE.sum(axis=1) == 0).any():
             raise ScaleError("the profile has a layer without any routed token", remedy="profile with more texts")
@@ -122,6 +123,7 @@ class Routing:
         """
         from moeproxy.scale.routing_trace import loads_of
 
+        checks.kind(Trace, "pass Trace.load(path)", trace=trace)
         share_LE, chosen = loads_of(trace, step)
         return cls(f"{trace.provenance.model} seed {trace.provenance.seed}, step {chosen}, sorted", share_LE)
 
@@ -142,6 +144,7 @@ class Routing:
         """
         if self.exact:
             raise ScaleError("exact counts of a real run belong to its own model", remedy="take a profile or a trace")
+        checks.whole(1, n_experts=n_experts)
         if n_experts == self.n_experts:
             return self
         before, after = np.linspace(0, 1, self.n_experts + 1), np.linspace(0, 1, n_experts + 1)

@@ -40,8 +40,9 @@ def emulate(
     source = Routing.from_dict(routing)
     with virtual_rank(asked, layout, source, fake=level == "fake") as training:
         course, _loss = metered(training)
+        full = _full_shards(training)
         measured = _repeated(training, repeats) if level == "exec" else {}
-    return _result(asked, layout, level, source.source, course, began, **measured)
+    return _result(asked, layout, level, source.source, course, began, full_shards=full, **measured)
 
 
 @contextmanager
@@ -135,6 +136,12 @@ def _quietest(training: Training) -> Course:
 
 def _inputs(training: Training) -> list[torch.Tensor]:
     return [tensor for batch in training.batches for tensor in (batch.ids_BT, batch.advantages_B)]
+
+
+def _full_shards(training: Training) -> bool:
+    """Return whether no rank's shard of any weight is larger: FSDP2 cuts n rows into pieces of ceil(n / ranks)."""
+    shards: list[Any] = training.parameters
+    return all(one.to_local().numel() * one.device_mesh.size() >= one.numel() for one in shards)
 
 
 def fingerprint(training: Training) -> str:

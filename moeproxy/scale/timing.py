@@ -17,7 +17,8 @@ import numpy as np
 from scipy import stats
 
 from moeproxy.errors import ScaleError
-from moeproxy.proxy.hardware import Device
+from moeproxy.proxy.hardware import Device, device
+from moeproxy.scale import checks
 from moeproxy.scale.emulation import Emulation, Traffic
 from moeproxy.scale.recording import Recording
 
@@ -32,6 +33,10 @@ LINKS: Range = (0.4, 0.9)
 """Share of a link's rate that collectives reach."""
 LATENCY: Range = (5e-6, 50e-6)
 """Seconds a collective takes whatever its size, for each doubling of the group."""
+
+
+NOT_COUNTED = "; memory-bound work (optimizer, logits) is in neither end"
+"""Where operations are counted, time that memory's rate decides is missing: `Device.memory_tb_s` is not used."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,9 @@ def recorded_time(recording: Recording, alone: Emulation) -> StepTime:
     Raises:
         ScaleError: `alone` is no replay of this recording, or there are fewer than five steps.
     """
-    if alone.level != "replay" or (alone.world, alone.ep) != (recording.world, recording.ep):
-        raise ScaleError(f"{alone!r} is no replay of {recording.path}", remedy="replay a rank of this recording")
+    checks.kind(Recording, "pass what `record` or `Recording.open` returned", recording=recording)
+    checks.kind(Emulation, 'pass what `emulate(level="replay")` returned', alone=alone)
+    recording.check_replay(alone)
     if len(alone.seconds) < FEWEST + 1:
         raise ScaleError(
             f"a recording of {recording.steps} steps",
@@ -102,10 +108,10 @@ def likely(seconds: Sequence[float]) -> Range:
     Raises:
         ScaleError: there are fewer, or one took no time.
     """
-    if len(seconds) < FEWEST or min(seconds) <= 0:
+    if len(seconds) < FEWEST or not all(0 < one < np.inf for one in seconds):
         raise ScaleError(
             f"measured seconds {', '.join(f'{one:.3g}' for one in seconds) or 'of no step'}",
-            expected=f"{FEWEST} steps or more, each above 0",
+            expected=f"{FEWEST} steps or more, each finite and above 0",
             remedy="measure more steps",
         )
     logs = np.log(seconds)
@@ -115,7 +121,7 @@ def likely(seconds: Sequence[float]) -> Range:
 
 def device_time(
     emulation: Emulation,
-    on: Device,
+    on: Device | str,
     *,
     compute: Sequence[float] | None = None,
     utilisation: Range = UTILISATION,
@@ -124,9 +130,12 @@ def device_time(
 ) -> StepTime:
     """Bound a step on a device type: operations counted over its peak rate, collectives by latency and bandwidth.
 
+    Work that the memory's rate bounds (the optimizer, softmax over logits, norms) is in neither end: it has few
+    operations, and `Device.memory_tb_s` is not used. A real step may take longer than the high end.
+
     Args:
         emulation: of any level.
-        on: device type.
+        on: device type, or its name in `DEVICES`.
         compute: measured seconds of the rank's computing on such a device, `FEWEST` steps or more, instead of counted
             operations.
         utilisation, links: shares of the peak rates that are reached, low and high.
@@ -139,7 +148,14 @@ def device_time(
         >>> device_time(emulate(program.sliced(4), 1024, 64), DEVICES["H100"])
         StepTime(0.0415 to 0.512 s on H100; ...)
     """
-    for name, (low, high) in {"utilisation": utilisation, "links": links, "latency": latency}.items():
+    checks.kind(Emulation, "pass what `emulate` returned", emulation=emulation)
+    on = device(on) if isinstance(on, str) else on
+    checks.kind(Device, "pass a Device or the name of one", on=on)
+    for name, given in {"utilisation": utilisation, "links": links, "latency": latency}.items():
+        if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
+            raise ScaleError(f"{name} is {given!r:.60}", expected="a range (low, high)", remedy="pass two numbers")
+        low, high = given
+        checks.real(0, **{f"{name}'s low end": low, f"{name}'s high end": high})
         if not 0 < low <= high or (name != "latency" and high > 1):
             raise ScaleError(f"{name} is {low} to {high}", expected="a range of positive numbers, shares at most 1")
     operations = sum(emulation.flops.values())
@@ -153,7 +169,7 @@ def device_time(
         likely(compute) if compute is not None else (counted[0], counted[1]),
         (spent[0], spent[1]),
         f"{f'{SHARE:.0%} range of {len(compute)} measured steps' if compute is not None else rests}, "
-        f"links at {links[0]:.0%} to {links[1]:.0%}",
+        f"links at {links[0]:.0%} to {links[1]:.0%}{'' if compute is not None else NOT_COUNTED}",
         on.name,
     )
 

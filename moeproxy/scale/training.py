@@ -18,7 +18,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from trl.trainer.utils import selective_log_softmax
 
 from moeproxy.errors import ScaleError
-from moeproxy.proxy.shape import check_sizes
+from moeproxy.proxy.shape import check_sizes, no_expert_layer
 from moeproxy.scale import attention
 from moeproxy.scale.layout import Layout
 from moeproxy.scale.program import GRPOProgram
@@ -48,6 +48,7 @@ class Training:
         torch.manual_seed(program.seed)
         config = model_config(program)
         built = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention.NAME)
+        _check_experts(built, program)
         built.set_experts_implementation("grouped_mm")
         _share_tied_weights_in_the_root(built)
         self.model: PreTrainedModel = type(built).maybe_distribute_model(built, *plan)
@@ -112,6 +113,13 @@ class Training:
     def state(self) -> list[torch.Tensor]:
         """Return the optimizer's tensors."""
         return [t for one in self.optimizer.state.values() for t in one.values() if isinstance(t, torch.Tensor)]
+
+
+def _check_experts(built: PreTrainedModel, program: GRPOProgram) -> None:
+    names, family = {name for name, _ in built.named_parameters()}, program.family
+    blocks = map(family.block_in_memory, range(program.n_layers))
+    if not any(f"{block}.{part.name}" in names for block in blocks for part in family.in_memory):
+        raise no_expert_layer(family.model_type)
 
 
 def _share_tied_weights_in_the_root(model: PreTrainedModel) -> None:

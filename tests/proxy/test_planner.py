@@ -108,6 +108,29 @@ def test_sizes_left_to_transformers_defaults_are_refused(config: dict[str, Any],
         ModelShape.of({key: value for key, value in config.items() if key != size})
 
 
+@pytest.mark.parametrize(
+    ("config", "changes", "said"),
+    [
+        (DEEPSEEK_V3, {"first_k_dense_replace": ...}, "says no first_k_dense_replace"),
+        (DEEPSEEK_V3, {"first_k_dense_replace": None}, "first_k_dense_replace is None"),
+        (DEEPSEEK_V3, {"first_k_dense_replace": 61}, "no layer of the deepseek_v3 model"),
+        (DEEPSEEK_V3, {"q_lora_rank": ...}, "says no q_lora_rank"),
+        (DEEPSEEK_V3, {"n_shared_experts": ...}, "says no n_shared_experts"),
+        (QWEN3_30B_A3B, {"decoder_sparse_step": 100}, "no layer of the qwen3_moe model"),
+        (QWEN3_30B_A3B, {"head_dim": 0}, "head_dim is 0"),
+        (QWEN3_30B_A3B, {"head_dim": -1}, "head_dim is -1"),
+        (QWEN3_30B_A3B, {"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        (QWEN3_30B_A3B, {"num_key_value_heads": 3}, "32 attention heads and 3 key-value"),
+        (QWEN3_30B_A3B, {"num_attention_heads": 33}, "33 attention heads and 4 key-value"),
+        (QWEN3_30B_A3B, {"moe_intermediate_size": None}, "moe_intermediate_size is None"),
+        (QWEN3_30B_A3B, {"vocab_size": 10**13}, "vocab_size is 10000000000000"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(config: dict[str, Any], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ProxyError, match=f"{said}.*Expected: .*What to do: "):
+        ModelShape.of({key: value for key, value in ({**config, **changes}).items() if value is not ...})
+
+
 def test_terms_by_hand() -> None:
     shape = ModelShape(
         n_experts=8,

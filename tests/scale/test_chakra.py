@@ -58,7 +58,9 @@ def recording(tmp_path: Path) -> Recording:
     folder.mkdir()
     runs: dict[str, Any] = {name: [[0.0]] * 2 for name in ("losses", "logprobs", "seconds")}
     program = GRPOProgram(TINY, prompt=8, completion=8).to_dict()
-    write_index(folder, program=program, world=2, ep=1, steps=1, provenance={}, weights=["", ""], **runs)
+    write_index(
+        folder, program=program, world=2, ep=1, steps=1, provenance={"machine": "a box"}, weights=["", ""], **runs
+    )
     log = {
         "all#1": [Event("allreduce", 0.5, [torch.zeros(2)], 7.0), Event("_allgather_base", 0.5, [torch.zeros(4)], 5.0)],
         "0,1#1": [Event("alltoall_base", 0.5, [torch.zeros(3)], 6.0)],

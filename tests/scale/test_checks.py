@@ -18,9 +18,14 @@ import json, sys
 import numpy as np
 from moeproxy.errors import MoeproxyError
 from moeproxy.scale import GRPOProgram, Layout, Routing, emulate, estimate, find_hottest, fullest_by_sum
-from moeproxy.scale import record, run_real
+from moeproxy.scale import device_time, record, run_real, write_chakra
+from moeproxy.proxy.hardware import Device
+from moeproxy.proxy.planner import plan_devices
+from moeproxy.proxy.rl_layout import RLLayout
+from moeproxy.proxy.shape import ModelShape
 C = json.loads(sys.argv[1])
 P = GRPOProgram(C, prompt=8, completion=8)
+S = ModelShape.of(C)
 nan = float("nan")
 calls = {
     "world str": lambda: emulate(P, "4"),
@@ -54,6 +59,24 @@ calls = {
     "hottest 0": lambda: fullest_by_sum(Routing.balanced(8), Layout(4, 2), n_layers=0),
     "find routing": lambda: find_hottest(P, 4, 2, "balanced"),
     "find world": lambda: find_hottest(P, "4", 2),
+    "profile None": lambda: Routing.from_profile(None),
+    "trace None": lambda: Routing.from_trace(None),
+    "shares of words": lambda: Routing("mine", np.array([["a", "b"]])),
+    "stretched str": lambda: Routing.balanced(8).stretched("x"),
+    "chakra path": lambda: write_chakra("somewhere", "nowhere"),
+    "layout None": lambda: plan_devices(S, None, "H100"),
+    "on None": lambda: plan_devices(S, RLLayout(), None),
+    "memory str": lambda: Device("x", "80", 1, 1, 1, 1, 8, "me"),
+    "memory -5": lambda: Device("x", -5, 1, 1, 1, 1, 8, "me"),
+    "per_node 0": lambda: Device("x", 80, 1, 1, 1, 1, 0, "me"),
+    "time of None": lambda: device_time(None, "H100"),
+    "experts str": lambda: GRPOProgram({**C, "num_experts": "8"}, prompt=8, completion=8),
+    "experts 0": lambda: GRPOProgram({**C, "num_experts": 0}, prompt=8, completion=8),
+    "experts True": lambda: GRPOProgram({**C, "num_experts": True}, prompt=8, completion=8),
+    "exact group": lambda: emulate(P, 4, 4, 0, Routing.recorded(8, [[([16, 16], [16, 16])]] * 2)),
+    "exact layers": lambda: emulate(P, 4, 2, 0, Routing.recorded(8, [[([16, 16], [16, 16])]])),
+    "exact sum": lambda: emulate(P, 4, 2, 0, Routing.recorded(8, [[([1, 1], [16, 16])]] * 2)),
+    "exact negative": lambda: emulate(P, 4, 2, 0, Routing.recorded(8, [[([33, -1], [16, 16])]] * 2)),
 }
 said = {}
 for name, call in calls.items():
@@ -69,8 +92,10 @@ print(json.dumps(said))
 def test_wrong_types_are_refused_with_what_was_found_and_expected() -> None:
     done = subprocess.run([sys.executable, "-c", ASKED, json.dumps(TINY)], capture_output=True, text=True, check=True)
     said: dict[str, list[str]] = json.loads(done.stdout)
-    assert len(said) == 31
-    wrong = {name: told for name, told in said.items() if told[0] != "ScaleError" or not all(told[1:])}
+    assert len(said) == 49
+    wrong = {
+        name: told for name, told in said.items() if told[0] not in ("ScaleError", "ProxyError") or not all(told[1:])
+    }
     assert wrong == {}
 
 

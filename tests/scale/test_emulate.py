@@ -190,6 +190,6 @@ def test_no_size_is_left_to_transformers(program: GRPOProgram, size: str) -> Non
 
 
 def test_a_failure_in_the_process_is_told_with_its_place(program: GRPOProgram) -> None:
-    broken = replace(program, config={**TINY, "num_attention_heads": 3})
+    broken = replace(program, config={**TINY, "hidden_act": "nope"})
     with pytest.raises(ScaleError, match=r"emulate: .*Error in .*, line \d+"):
         emulate(broken, 4, 2)

@@ -78,13 +78,13 @@ def test_later_groups_are_not_fuller() -> None:
 class Emulator:
     """Stands for `emulate` and for the bounds: peaks by rank; notes who was emulated."""
 
-    def __init__(self, peaks: list[int], bounds: list[int]) -> None:
-        self.peaks, self.bounds = peaks, bounds
+    def __init__(self, peaks: list[int], bounds: list[int], full_shards: bool = False) -> None:
+        self.peaks, self.bounds, self.full_shards = peaks, bounds, full_shards
         self.asked: list[int] = []
 
     def emulate(self, _program: Any, _world: int, _ep: int, rank: int, _routing: Any, **_: Any) -> Any:
         self.asked.append(rank)
-        return made_emulation(rank=rank, peak_bytes=self.peaks[rank])
+        return made_emulation(rank=rank, peak_bytes=self.peaks[rank], full_shards=self.full_shards)
 
     def call(self, task: str, _requests: Any, **_: Any) -> list[np.ndarray]:
         assert task == "peaks"
@@ -93,8 +93,8 @@ class Emulator:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Emulator]:
-    def made(peaks: list[int], bounds: list[int]) -> Emulator:
-        emulator = Emulator(peaks, bounds)
+    def made(peaks: list[int], bounds: list[int], full_shards: bool = False) -> Emulator:
+        emulator = Emulator(peaks, bounds, full_shards)
         monkeypatch.setattr(finding, "emulate", emulator.emulate)
         monkeypatch.setattr(finding, "call", emulator.call)
         return emulator
@@ -128,9 +128,33 @@ def test_equal_ranks_are_emulated_once_and_a_certain_one_needs_no_bounds(stand_i
     emulator = stand_in([5, 9, 9, 3], UNKNOWN)
     find_hottest(PROGRAM, 4, 4, Routing("made up", share_LE))
     assert emulator.asked == [0, 1, 3], "ranks 1 and 2 get the same"
-    emulator = stand_in([5, 9, 9, 3], [])
+    emulator = stand_in([5, 9, 9, 3], [], full_shards=True)
     assert find_hottest(PROGRAM, 4, 4, Routing.skewed(8, 2.0, ep=4, ep_rank=3)).rank == 3
     assert emulator.asked == [3]
+
+
+def test_with_most_rows_but_smaller_shards_a_rank_is_not_certain(stand_in: Callable[..., Emulator]) -> None:
+    emulator = stand_in([9, 6, 6, 8], [9, 9, 9, 9])
+    assert find_hottest(PROGRAM, 4, 4, Routing.skewed(8, 2.0, ep=4, ep_rank=3)).rank == 0
+    assert emulator.asked == [3, 0]
+
+
+def test_smaller_shards_of_the_last_rank_outweigh_its_rows() -> None:
+    """641 rows of 256 values over 16 ranks: 41 for rank 0, 26 for the last one."""
+    wide = {"hidden_size": 256, "num_experts": 16, "intermediate_size": 16, "moe_intermediate_size": 8}
+    config = {**TINY, **wide, "num_hidden_layers": 1, "vocab_size": 641}
+    program = GRPOProgram(config, prompt=8, completion=120, checkpointing=True)
+    found = find_hottest(program, 16, 16, Routing.skewed(16, 1.06, ep=16, ep_rank=15))
+    last = emulate(program, 16, 16, 15, Routing.skewed(16, 1.06, ep=16, ep_rank=15))
+    assert (found.rank, found.full_shards, last.full_shards) == (0, True, False)
+    assert found.peak_bytes > last.peak_bytes
+
+
+def test_bounds_hold_where_a_rank_gets_no_rows() -> None:
+    routing = Routing("made up", np.repeat([[0.0, 0.25], [0.225, 0.025]], 4, axis=1))
+    program = PROGRAM.sliced(2)
+    made = [emulate(program, 2, 2, rank, routing).peak_bytes for rank in range(2)]
+    assert rank_peaks(program, 2, 2, routing).tolist() == made
 
 
 def test_the_sum_alone_may_name_another_rank(stand_in: Callable[..., Emulator]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from moeproxy.errors import ScaleError
-from moeproxy.proxy.hardware import Device
+from moeproxy.proxy.hardware import DEVICES, Device
 from moeproxy.scale import Recording, device_time, recorded_time
+from moeproxy.scale.recording import write_index
 from moeproxy.scale.timing import StepTime, likely
 from tests.scale.made import made_emulation
 
@@ -64,20 +66,56 @@ def test_a_range_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
         device_time(made_emulation(), MADE, **wrong)
 
 
+def test_computing_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ScaleError, match=r"measured seconds 1, 2, nan.*each finite"):
+        device_time(made_emulation(), MADE, compute=(1.0, 2.0, float("nan")))
+
+
+def test_a_device_may_be_named_and_what_is_not_counted_is_said() -> None:
+    found = device_time(made_emulation(), "H100")
+    assert found == device_time(made_emulation(), DEVICES["H100"])
+    assert "memory-bound work (optimizer, logits) is in neither end" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"losses": []}, "losses of 0 ranks"),
+        ({"losses": [[1.0], [1.0]]}, r"losses of rank 0 are \(1.0,\)"),
+        ({"seconds": [["a", "b"]] * 2}, "seconds of rank 0"),
+        ({"weights": [1, 2]}, "weights of rank 0 are 1"),
+        ({"checksums": ["one"]}, "checksums of 1 ranks"),
+        ({"provenance": {}}, "names no machine"),
+        *(({"steps": steps}, "steps|losses") for steps in ("5", 0, -1, 3)),
+    ],
+)
+def test_a_damaged_index_is_refused(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+    each: dict[str, Any] = {name: [[1.0, 2.0]] * 2 for name in ("losses", "logprobs", "seconds")}
+    whole = {"program": made_emulation().program, "world": 2, "ep": 1, "steps": 2, **each, "weights": ["", ""]}
+    whole |= {"provenance": {"machine": "a box"}, "checksums": ["one", "two"]}
+    write_index(tmp_path, **whole)
+    assert Recording.open(tmp_path).steps == 2
+    write_index(tmp_path, **{**whole, **wrong})
+    with pytest.raises(ScaleError, match=f"the recording is damaged: .*({said}).*Expected: .*record the run again"):
+        Recording.open(tmp_path)
+
+
 def test_recorded_seconds_are_summed_by_step(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from moeproxy.scale.backends import Event
-    from moeproxy.scale.recording import write_index, write_log
+    from moeproxy.scale.recording import write_log
 
     program = made_emulation().program
-    runs = {"losses": [[0.0] * 5], "logprobs": [[0.0] * 5], "weights": [""], "seconds": [[9.0, 1.0, 1.5, 1.1, 1.2]]}
+    runs = {"losses": [[0.0] * 5] * 2, "logprobs": [[0.0] * 5] * 2, "weights": [""] * 2}
+    runs["seconds"] = [[9.0, 1.0, 1.5, 1.1, 1.2]] * 2
     write_index(tmp_path, program=program, world=2, ep=1, steps=5, provenance={"machine": "a box"}, **runs)
     spent = (5.0, 4.0, 0.1, 0.2, 0.3, 0.3, 0.15, 0.15, 0.2, 0.4)
     events = [Event("allreduce", seconds, [torch.zeros(1)]) for seconds in spent]
     write_log(tmp_path / "rank-0.safetensors", {"0,1#1": events})
     recording = Recording.open(tmp_path)
     assert recording.communication(0) == pytest.approx((9.0, 0.3, 0.6, 0.3, 0.6))
-    alone = made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8, 0.8, 0.8))
+    replay = {"level": "replay", "world": 2, "ep": 1, "rank": 0, "losses": (0.0,) * 5}
+    alone = made_emulation(**replay, seconds=(7.0, 0.8, 0.8, 0.8))
     found = recorded_time(recording, alone)
     assert found.compute == (pytest.approx(0.8), pytest.approx(0.8))
     assert found.measured == (1.0, 1.5)
@@ -89,10 +127,11 @@ def test_recorded_seconds_are_summed_by_step(tmp_path: Path) -> None:
     )
     assert "3 steps computed alone and of 4 steps" in found.basis
     with pytest.raises(ScaleError, match=r"5 or more.*record more steps"):
-        recorded_time(recording, made_emulation(level="replay", world=2, ep=1, rank=0, seconds=(7.0, 0.8, 0.8)))
+        recorded_time(recording, made_emulation(**replay, seconds=(7.0, 0.8, 0.8)))
     assert found.machine == "a box"
-    with pytest.raises(ScaleError, match="no replay"):
-        recorded_time(recording, made_emulation())
+    for other in ({"level": "fake"}, {"losses": (0.1,) * 5}, {"losses": (0.0,)}, {"program": {**program, "seed": 7}}):
+        with pytest.raises(ScaleError, match="no replay"):
+            recorded_time(recording, replace(alone, **other))
     write_log(tmp_path / "rank-0.safetensors", {"0,1#1": events[:-1]})
     with pytest.raises(ScaleError, match="as many in every step"):
         recording.communication(0)

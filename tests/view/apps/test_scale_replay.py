@@ -42,7 +42,8 @@ def alone(rank: int, recording: Recording, **changes: Any) -> Any:
 
 def test_what_differs_is_said_and_seconds_are_ranges(tmp_path: Path) -> None:
     recording = made_recording(tmp_path)
-    found = {0: alone(0, recording), 1: alone(1, recording, weights="other", losses=(1.0, 2.0, 4.0, 4.0, 5.0))}
+    other = {"weights": "other", "losses": (1.0, 2.0, 4.0, 4.0, 5.0), "differs": ("losses", "weights")}
+    found = {0: alone(0, recording), 1: alone(1, recording, **other)}
     table = replay.replayed_table(recording, found)
     assert table["losses"].tolist() == ["bitwise equal", "DIFFERENT"]
     assert table["weights"].tolist() == ["bitwise equal", "DIFFERENT"]
