@@ -155,7 +155,8 @@ def device_time(
         if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != 2:
             raise ScaleError(f"{name} is {given!r:.60}", expected="a range (low, high)", remedy="pass two numbers")
         low, high = given
-        checks.real(0, **{f"{name}'s low end": low, f"{name}'s high end": high})
+        for end, value in (("low", low), ("high", high)):
+            checks.real(0, **{f"{name}'s {end} end": value}, above=False)
         if not 0 < low <= high or (name != "latency" and high > 1):
             raise ScaleError(f"{name} is {low} to {high}", expected="a range of positive numbers, shares at most 1")
     operations = sum(emulation.flops.values())
