@@ -31,7 +31,8 @@ class Routing:
 
     Args:
         source: where it comes from, in words.
-        share_LE: sums to one in every row; a single row stands for every layer.
+        share_LE: sums to one in every row; a single row stands for every layer, fewer rows than layers are repeated in
+            turn.
         exact: counts of one rank's real step, by layer and call; they are used as they are.
 
     Raises:

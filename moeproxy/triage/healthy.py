@@ -13,6 +13,9 @@ from moeproxy.triage.departure import LEAST_AFTER
 from moeproxy.triage.judged import Judged
 from moeproxy.triage.reference import FEWEST_RUNS, Departures, Reference
 
+FEW = 8
+"""Healthy runs below which a reader is told how sure thresholds are."""
+
 _SETTINGS = ("learning_rate", "temperature", "prompts", "samples", "max_new_tokens", "environment")
 
 
@@ -57,6 +60,11 @@ class Healthy:
         traces, tables_kept = zip(*kept, strict=True)
         steps_S = _shared(table, tables_kept)
         notes = [f"Of the healthy runs {note}." for note in notes] + _differences(trace, traces)
+        if len(kept) < FEW:
+            notes.append(
+                f"{len(kept)} healthy runs say little about how far healthy runs stray: of 240 made-up healthy runs 16 "
+                "alarmed beside six others, none beside twelve. Give more."
+            )
         return Healthy(traces, tables_kept, steps_S, tuple(notes))
 
     def measure(self, table: Judged) -> tuple[Departures, int, tuple[str, ...]]:

@@ -315,9 +315,9 @@ def _told(panel: _Panel) -> str:
     if not np.isfinite(alarm.after):
         was = "" if np.isnan(alarm.before) else f", {alarm.before:.3g} before"
         return f"{panel.row} not finite from step {alarm.onset}{was}"
-    return (
-        f"{panel.row} {judged_number(alarm.after)} instead of {judged_number(alarm.expected)} from step {alarm.onset}"
-    )
+    first, last = alarm.shown
+    change = f"{judged_number(alarm.after)} instead of {judged_number(alarm.expected)}"
+    return f"{panel.row} {change} from step {alarm.onset} (over steps {first} to {last})"
 
 
 def _table(panels: list[_Panel]) -> pd.DataFrame:

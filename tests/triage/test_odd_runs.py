@@ -140,7 +140,7 @@ def test_references_that_are_short_or_the_same_are_left_out_and_told() -> None:
     assert helped.strength == pytest.approx(plain.strength)
     assert any("2 left out: equal" in note for note in helped.notes)
     assert any("1 left out: not half as long" in note for note in helped.notes)
-    with pytest.raises(ComparisonError, match="1 healthy runs that serve; 7 left out"):
+    with pytest.raises(ComparisonError, match="1 healthy run that serves; 7 left out"):
         detect(broken, [GOOD[0]] * 8)
 
 
