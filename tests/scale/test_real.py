@@ -124,8 +124,10 @@ def test_what_was_not_recorded_cannot_be_replayed(program: GRPOProgram, recordin
     index = recording.path / "recording.json"
     longer = tmp_path / "longer"
     longer.mkdir()
-    text = index.read_text().replace('"steps": 3', '"steps": 4')
-    (longer / index.name).write_text(text)
+    stored = json.loads(index.read_text())
+    by_step = {name: [[*rank, rank[-1]] for rank in stored[name]] for name in ("losses", "logprobs", "seconds")}
+    stored |= {"steps": stored["steps"] + 1, **by_step}
+    (longer / index.name).write_text(json.dumps(stored))
     recording.rank_file(1).rename(longer / recording.rank_file(1).name)
     with pytest.raises(ScaleError, match=r"asks for .* no further collective"):
         emulate(program, 4, 2, 1, level="replay", recording=longer)
