@@ -31,6 +31,7 @@ from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.links import Links
 from moeproxy.recovery.loopback import LOOPBACK, listening_store
 from moeproxy.recovery.packing import unpack
+from moeproxy.recovery.priority import made_to_give_way
 from moeproxy.recovery.proxied import NETWORK, ProxiedStore, fail
 from moeproxy.recovery.pushing import Pusher
 from moeproxy.recovery.shards import Memory, Shard, choose, place
@@ -93,7 +94,8 @@ class Rank:
             prefixed = ProxiedStore(prefixed, self.me.folder, rank, iteration)
         with self.links.watched():
             dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=world, timeout=limit)
-            beside = dist.new_group(backend="gloo")  # snapshots must not wait for training, nor it for them
+            with made_to_give_way():
+                beside = dist.new_group(backend="gloo")  # snapshots must not wait for training, nor it for them
         model = _sharded(self.me, world)
         optimizer = self.me.optimizer(model)
         _warmed(optimizer)

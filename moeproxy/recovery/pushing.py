@@ -20,6 +20,7 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.packing import pack
+from moeproxy.recovery.priority import give_way
 from moeproxy.recovery.shards import Memory, Shard
 from moeproxy.recovery.swap_member import SwapMember
 
@@ -84,6 +85,7 @@ class Pusher:
         self._queue.put(None)
 
     def _run(self) -> None:
+        give_way()
         try:
             while (step := self._queue.get()) is not None and not self._over:
                 own = self._copy(step)

@@ -264,11 +264,12 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place:
     """Describe the departure of one signal, at a candidate onset, by the row of it that moves most."""
     onset = 0 if found.from_start and found.early_X[x] > 1 else int(found.onset_T[place])
     row = int(index_R[found.size_RT[index_R].max(1).argmax()])
-    later = found.onset_T >= onset
-    peak = int(np.where(later, found.size_RT[row], -1.0).argmax())
-    name = found.rows[row]
-    after, expected, shown = _seen(found, row, peak, onset)
     went = course(found.residual_RS[row], onset)
+    name, stop = found.rows[row], len(found.steps_S) if went.recovered is None else went.recovered
+    # Of what is back the window shown ends before that.
+    here = (found.onset_T >= onset) & (found.onset_T <= max(onset, stop - SHOWN if went.recovered else stop))
+    peak = int(np.where(here, found.size_RT[row], -1.0).argmax())
+    after, expected, shown = _seen(found, row, peak, onset, stop)
     index, start = table.rows.index(name), int(np.searchsorted(table.steps_S, found.steps_S[onset]))
     end = found.steps_S[went.recovered] if went.recovered is not None and went.recovered < len(found.steps_S) else None
     limit = found.limits.get(found.names[x])
@@ -290,12 +291,14 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place:
     )
 
 
-def _seen(found: Departures, row: int, peak: int, onset: int) -> tuple[float, float, tuple[int, int]]:
+def _seen(found: Departures, row: int, peak: int, onset: int, stop: int) -> tuple[float, float, tuple[int, int]]:
     """Return mean and expected mean, transformed, where a row departs most, and the first and last step of it."""
     start = int(found.onset_T[peak])
-    window = slice(start, min(start + SHOWN, len(found.steps_S)))
+    window = slice(start, min(start + SHOWN, stop))
     left_S = found.residual_RS[row] * found.noise_R[row]
     own = left_S[max(0, onset - MEMORY) : onset]
+    if stop < len(left_S):  # of what is back, both sides tell where it would have been
+        own = np.concatenate([own[-SHOWN:], left_S[stop : stop + SHOWN]])
     base = float(known_mean(own, axis=0)) if found.change_RT[row, peak] and len(own) else 0.0
     trend = float(known_mean(found.trend_RS[row, window], axis=0))
     after = trend + float(known_mean(left_S[window], axis=0))

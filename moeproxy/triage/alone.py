@@ -24,16 +24,11 @@ from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import JUMP, course
 from moeproxy.triage.departure import (
     averages,
-    candidates,
-    contrast,
-    first_spikes,
-    lone_extremes,
-    lone_spikes,
     shifts,
-    step_noise,
-    without_spikes,
 )
-from moeproxy.triage.judged import Judged, groups, original_value, scale_of, signal_name
+from moeproxy.triage.excursion import excursion_at
+from moeproxy.triage.judged import Judged, groups, original_value, signal_name
+from moeproxy.triage.own_past import SHOWN, OwnPast
 from moeproxy.triage.reference import (
     ALPHA,
     SIGNAL_QUANTILE,
@@ -47,10 +42,6 @@ from moeproxy.triage.reference import (
 from moeproxy.triage.slow import FROM as LONG
 from moeproxy.triage.slow import Slow, begun, slow_changes
 
-EARLIEST = 10
-"""First candidate onset, in steps: the beginning says how noisy a run is."""
-
-FEWEST_STEPS = EARLIEST + 5
 LEAST = 3.0
 """Smallest threshold of a contrast, in standard errors."""
 
@@ -67,14 +58,8 @@ STAYS = (
 FAR = 4.0
 """How many times as far as in any healthy run of the benchmark is too far."""
 
-SHOWN = 10
-"""Steps over which a level is averaged."""
-
 BEGUN = 0.2
 """Share of what is too far from which on a signal of a long run has begun to go there."""
-
-FEWEST_LEVELS = 3
-"""Different values from which on a log seems to have rounded them: two may be all that there is, as of a share."""
 
 REACHED = "as far from its beginning as healthy runs get"
 SLOWLY = "the least that counts as a slow loss"
@@ -137,14 +122,14 @@ class Priors:
             models=tuple(dict.fromkeys(models)),
         )
 
-    def _far(self, table: Judged, seen: _Seen) -> np.ndarray:
+    def _far(self, table: Judged, seen: OwnPast) -> np.ndarray:
         """Return how far each row has gone (R, T), as an excess: at the limit it makes the run alarm by itself."""
         limit_R = np.array([FAR * self.reach.get(signal_name(row), np.inf) for row in table.rows])
         far_RT = np.maximum(_shift(seen, limit_R) / limit_R[:, None], _beyond(table, seen))
         return np.where(far_RT >= 1, far_RT, 0) * self._alarming
 
     def _limits(
-        self, table: Judged, seen: _Seen, members: Members, far_X: np.ndarray, excess_X: np.ndarray
+        self, table: Judged, seen: OwnPast, members: Members, far_X: np.ndarray, excess_X: np.ndarray
     ) -> dict[str, Limit]:
         """Return the limits passed by signals that went farther than they changed."""
         found = {}
@@ -156,7 +141,7 @@ class Priors:
                 found[name] = learning if name in LEARNS else Limit(ratio * FAR, REACHED)
         return found
 
-    def _only_learns(self, table: Judged, seen: _Seen, rows_R: np.ndarray, name: str) -> bool:
+    def _only_learns(self, table: Judged, seen: OwnPast, rows_R: np.ndarray, name: str) -> bool:
         """Whether a signal that any learning moves without end moved, but neither at once nor too far.
 
         Alone, that cannot be called a fault. Of a signal that the benchmark does not log nobody knows how far is far.
@@ -176,21 +161,25 @@ class Priors:
         return max(STRONGEST * self.run_threshold, self.single_threshold)
 
     def _with_slow(
-        self, slow: Sequence[Slow], seen: _Seen, members: Members, excess_XT: np.ndarray
+        self, slow: Sequence[Slow], seen: OwnPast, members: Members, excess_XT: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return excess and contrast (X, T) with slow changes in them: these begin where they begin, and not later."""
+        """Return excess and contrast (X, T) with slow changes in them: these begin where they begin, and not later.
+
+        One that is sudden after all has its date already, and to the step.
+        """
         excess_XT, contrast_XT = excess_XT.copy(), excess_XT.copy()
         for x, (_, rows_R) in enumerate(members):
             mine = [one for one in slow if one.row in rows_R]
             if mine:
                 first = max(mine, key=lambda one: one.ratio)
-                place = _place(seen, first.start)
+                most = int(excess_XT[x].argmax())
+                place = most if _sudden(first, seen, most) else _place(seen, first.start)
                 size = max(first.ratio * self._alarming, float(excess_XT[x].max()))
                 excess_XT[x, place] = size
                 _begin(contrast_XT[x], place, size)
         return excess_XT, contrast_XT
 
-    def _date_far(self, table: Judged, seen: _Seen, members: Members, contrast_XT: np.ndarray) -> None:
+    def _date_far(self, table: Judged, seen: OwnPast, members: Members, contrast_XT: np.ndarray) -> None:
         """Date signals of long runs that went too far from where they began to go, in place."""
         if len(table.steps_S) < LONG:
             return
@@ -226,7 +215,7 @@ class Priors:
         Raises:
             ComparisonError: it is too short.
         """
-        seen = _Seen.of(table)
+        seen = OwnPast.of(table)
         members = groups(table.rows)
         threshold_X1 = np.array([self.contrast.get(name, self.other) for name, _ in members])[:, None]
         excess_XT = grouped(seen.contrast_RT, members) / threshold_X1
@@ -236,9 +225,15 @@ class Priors:
         limits = self._limits(table, seen, members, far_XT.max(1), excess_XT.max(1))
         excess_XT = np.maximum(excess_XT, far_XT)
         size_RT = np.maximum(seen.contrast_RT, seen.level_RT)
-        slow = slow_changes(table.rows, seen.left_RS, seen.noise_R)
+        excursions = _excursions(seen, members, excess_XT)
+        slow = [
+            one
+            for one in slow_changes(table.rows, seen.left_RS, seen.noise_R)
+            if not _near(one.start, excursions.get(signal_name(table.rows[one.row])))
+        ]
         excess_XT, contrast_XT = self._with_slow(slow, seen, members, excess_XT)
         self._date_far(table, seen, members, contrast_XT)
+        _date_excursions(excursions, seen, members, contrast_XT)
         for one in slow:
             size_RT[one.row] = _size_of(one, seen)
         limits |= {signal_name(table.rows[one.row]): Limit(one.ratio, SLOWLY) for one in slow}
@@ -264,7 +259,7 @@ class Priors:
         )
 
 
-def _place(seen: _Seen, start: int) -> int:
+def _place(seen: OwnPast, start: int) -> int:
     """Return the place among the candidate onsets of the step with this index, or of the next one that is there."""
     return min(int(np.searchsorted(seen.onset_T, start)), len(seen.onset_T) - 1)
 
@@ -275,7 +270,40 @@ def _begin(contrast_T: np.ndarray, place: int, size: float) -> None:
     contrast_T[place] = size
 
 
-def _size_of(one: Slow, seen: _Seen) -> np.ndarray:
+def _sudden(one: Slow, seen: OwnPast, place: int) -> bool:
+    """Whether a slow change is a jump at a candidate onset nearby."""
+    onset = int(seen.onset_T[place])
+    return abs(onset - one.start) <= SHOWN and course(seen.residual_RS[one.row], onset).kind == JUMP
+
+
+def _excursions(seen: OwnPast, members: Members, excess_XT: np.ndarray) -> dict[str, tuple[int, int]]:
+    """Return [start, stop) of the signals that went and came back where they seem to change most."""
+    found = {}
+    for x, (name, rows_R) in enumerate(members):
+        most = int(excess_XT[x].argmax())
+        row = rows_R[int(seen.contrast_RT[rows_R, most].argmax())]
+        if excess_XT[x, most] > 1:
+            excursion = excursion_at(seen.residual_RS[row], int(seen.onset_T[most]), SHOWN)
+            found |= {name: excursion} if excursion else {}
+    return found
+
+
+def _near(start: int, excursion: tuple[int, int] | None) -> bool:
+    """Whether what begins at a step is an excursion: that is neither slow nor a change that stays."""
+    return excursion is not None and excursion[0] - SHOWN <= start <= excursion[1] + SHOWN
+
+
+def _date_excursions(
+    excursions: Mapping[str, tuple[int, int]], seen: OwnPast, members: Members, contrast_XT: np.ndarray
+) -> None:
+    """Date excursions from the way out, in place: the largest change may be the way back."""
+    for x, (name, _) in enumerate(members):
+        most = int(contrast_XT[x].argmax())
+        if _near(int(seen.onset_T[most]), excursions.get(name)):
+            _begin(contrast_XT[x], _place(seen, excursions[name][0]), float(contrast_XT[x, most]))
+
+
+def _size_of(one: Slow, seen: OwnPast) -> np.ndarray:
     """Return the distance (T,) of ten steps from the level before a slow change, from its start on, as `level_RT`."""
     residual_S = (seen.left_RS[one.row] - one.level) / seen.noise_R[one.row]
     size_T = np.abs(shifts(residual_S[None], seen.onset_T, ((0, SHOWN),))[0, 0, 0]) * np.sqrt(SHOWN)
@@ -293,107 +321,20 @@ def _load(path: Path) -> Priors:
         ) from error
 
 
-def _onsets(table: Judged) -> np.ndarray:
-    n_steps = len(table.steps_S)
-    if n_steps < FEWEST_STEPS:
-        raise ComparisonError(
-            f"a run of {n_steps} steps",
-            expected=f"at least {FEWEST_STEPS} without healthy runs beside it",
-            remedy="give healthy runs of the same settings, or a longer log",
-        )
-    return candidates(n_steps, EARLIEST)
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A run against its own beginning: values without lone spikes (R, S), what is left of them in step noise (R, S),
-    contrasts (R, T), lone spikes (R, S)."""
-
-    onset_T: np.ndarray
-    start_R: np.ndarray
-    noise_R: np.ndarray
-    left_RS: np.ndarray
-    residual_RS: np.ndarray
-    contrast_RT: np.ndarray
-    spikes_RS: np.ndarray
-
-    @property
-    def level_RT(self) -> np.ndarray:
-        """Distance (R, T) of ten steps from each candidate on from the beginning, in standard errors of their mean."""
-        return np.abs(shifts(self.residual_RS, self.onset_T, ((0, SHOWN),))[0, 0]) * np.sqrt(SHOWN)
-
-    @staticmethod
-    def of(table: Judged) -> _Seen:
-        onset_T, (values_RS, coarse_R) = _onsets(table), _unrounded(table)
-        early = max(EARLIEST, len(table.steps_S) // 4)
-        floor_R = np.fmax(table.floor_R, coarse_R)
-        # One spike at the very first step would hide in a noise that is taken with it.
-        later_R = step_noise(values_RS[:, 1:early], floor_R)
-        first_RS = first_spikes(values_RS, np.zeros((len(values_RS), 3)), later_R) & ~_begins_with_zero(table)
-        noise_R = np.where(first_RS[:, 0], later_R, step_noise(values_RS[:, :early], floor_R))
-        spikes_RS = lone_spikes(values_RS, noise_R) | lone_extremes(values_RS) | first_RS
-        left_RS = without_spikes(values_RS, spikes_RS)
-        start_R = np.nan_to_num(_middle(left_RS[:, :EARLIEST]))
-        residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
-        contrast_RT = contrast(residual_RS, onset_T, trend=True)
-        return _Seen(onset_T, start_R, noise_R, left_RS, residual_RS, contrast_RT, spikes_RS)
-
-
-def _middle(values_RS: np.ndarray) -> np.ndarray:
-    """Return medians (R,), NaN where nothing is known.
-
-    A step of equal answers has a gradient of nearly zero, which on a logarithmic scale moves a mean by magnitudes.
-    """
-    known_R, found_R = np.isfinite(values_RS).any(1), np.full(len(values_RS), np.nan)
-    found_R[known_R] = np.nanmedian(values_RS[known_R], axis=1)
-    return found_R
-
-
-def _begins_with_zero(table: Judged) -> np.ndarray:
-    """Return which rows (R, 1) begin with a zero, as the divergence from the start of training does: no spike."""
-    pairs = zip(table.rows, table.finite_RS[:, 0], strict=True)
-    return np.array([[original_value(row, float(value)) == 0] for row, value in pairs])
-
-
-def _unrounded(table: Judged) -> tuple[np.ndarray, np.ndarray]:
-    """Return values (R, S) as they may have been before a log rounded them, and the step (R,) to which it did.
-
-    Both are transformed; the step is 0 where the log did not seem to round. A loss printed with four decimals is 0.0000
-    for many steps: its noise is not zero but less than it shows. On a logarithmic scale a zero stands for half a step,
-    since the next value that shows is one step.
-    """
-    values_RS, coarse_R = table.finite_RS.copy(), np.zeros(len(table.rows))
-    for row, name in enumerate(table.rows):
-        is_log = scale_of(name) == "log"
-        known_S = np.isfinite(values_RS[row])
-        shown = [original_value(name, float(value)) for value in values_RS[row, known_S]] if is_log else []
-        # To nine digits: exp(log(x)) is not quite x.
-        values = np.unique([float(f"{one:.9g}") for one in shown] if is_log else values_RS[row, known_S])
-        if not FEWEST_LEVELS <= len(values) < known_S.sum() / 2:
-            continue
-        step = float(np.diff(values).min())
-        if is_log:
-            values_RS[row, known_S] = np.fmax(values_RS[row, known_S], np.log(step / 2))
-            early = float(np.median(shown[: max(EARLIEST, len(shown) // 4)]))
-            step = float(np.log1p(step / max(early, step / 2)))
-        coarse_R[row] = step
-    return values_RS, coarse_R
-
-
 def _largest(table: Judged) -> dict[str, float]:
     """Return the largest contrast of each signal in a run."""
-    contrast_RT = _Seen.of(table).contrast_RT
+    contrast_RT = OwnPast.of(table).contrast_RT
     return {name: float(contrast_RT[rows].max()) for name, rows in groups(table.rows)}
 
 
 def _reached(table: Judged) -> dict[str, float]:
     """Return how far each signal that learning does not move gets away from its beginning, transformed."""
-    seen = _Seen.of(table)
+    seen = OwnPast.of(table)
     shift_RT = _shift(seen, np.full(len(table.rows), np.inf))
     return {name: float(shift_RT[rows].max()) for name, rows in groups(table.rows) if name in STAYS}
 
 
-def _beyond(table: Judged, seen: _Seen) -> np.ndarray:
+def _beyond(table: Judged, seen: OwnPast) -> np.ndarray:
     """Return the size (R, T) of what learning moves over the size up to which that is learning, 0 below and of others.
 
     A run that begins with a large value may go FAR times as far. Lone spikes count as in every other statistic: not.
@@ -408,13 +349,13 @@ def _beyond(table: Judged, seen: _Seen) -> np.ndarray:
     return found_RT
 
 
-def _learning_limit(table: Judged, seen: _Seen, row: int) -> float:
+def _learning_limit(table: Judged, seen: OwnPast, row: int) -> float:
     """Return the size up to which a signal that learning moves without end is taken to do so."""
     name = table.rows[row]
     return max(LEARNS[signal_name(name)], FAR * abs(original_value(name, float(seen.start_R[row]))))
 
 
-def _shift(seen: _Seen, limit_R: np.ndarray) -> np.ndarray:
+def _shift(seen: OwnPast, limit_R: np.ndarray) -> np.ndarray:
     """Return how far the mean over ten steps from each candidate on lies from the beginning (R, T), transformed.
 
     Single values count no more than twice the limit: a gradient norm of zero, where all answers of a step were alike,

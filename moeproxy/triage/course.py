@@ -12,6 +12,7 @@ import numpy as np
 import ruptures
 
 from moeproxy.triage.departure import MEMORY
+from moeproxy.triage.excursion import excursion_at
 
 JUMP, DRIFT, TRANSIENT = "jump", "drift", "transient"
 
@@ -42,6 +43,9 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
         residual_S: values less the healthy trend, in step noise; NaN is missing.
         onset: index of the first step of the departure.
     """
+    excursion = excursion_at(residual_S, onset)
+    if excursion and excursion[0] == onset:
+        return Course(TRANSIENT, excursion[1])
     filled_S = _filled(residual_S)
     before, after_S = float(filled_S[max(0, onset - MEMORY) : onset].mean()) if onset else 0.0, filled_S[onset:]
     means, starts = _segments(after_S)

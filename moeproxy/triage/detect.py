@@ -20,7 +20,6 @@ from moeproxy.files import atomic_file
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.alarms import NOT_FINITE, SPIKES, Alarm, alarms_of, times
-from moeproxy.triage.alone import FEWEST_STEPS as FEWEST_ALONE
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.healthy import Healthy
 from moeproxy.triage.jsonable import number, plain
@@ -29,6 +28,7 @@ from moeproxy.triage.logged import trace_of, traces_of
 from moeproxy.triage.metric_checks import at_rest
 from moeproxy.triage.mixed import mixed
 from moeproxy.triage.noticed import earlier, not_finite, notes_of
+from moeproxy.triage.own_past import FEWEST_STEPS as FEWEST_ALONE
 from moeproxy.triage.reference import FEWEST_STEPS as FEWEST_BESIDE
 from moeproxy.triage.reference import Departures
 
