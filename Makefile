@@ -20,7 +20,7 @@ run: $(VENV)/.ok
 	$(BIN)/python -m moeproxy run --out out
 
 test: $(VENV)/.ok-dev chromium
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
 
 lab: $(VENV)/.ok
 	$(BIN)/python -m jupyterlab notebooks/00_start_here.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)

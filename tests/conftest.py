@@ -28,11 +28,11 @@ import jaxtyping
 import numpy as np
 import pytest
 
+from tests.scheduling import ByGroup, place_of
+
 # The same examples every time: what fails here fails everywhere.
 hypothesis.settings.register_profile("repeatable", derandomize=True, database=None)
 hypothesis.settings.load_profile("repeatable")
-
-JUPYTER = ("tests/browser/", "tests/notebooks/")
 
 _connect = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
@@ -45,14 +45,14 @@ def _connect_here_only(self: socket.socket, address: Any) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say which tests one process must run: a file's, which share fixtures, and all that start a Jupyter kernel.
+    """Let the tests that take longest begin first: what begins last must be short."""
+    items.sort(key=lambda item: place_of(item.nodeid))
 
-    Kernels that start at the same time race for ports ("Kernel died before replying").
-    """
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        other = "jobs" if item.get_closest_marker("job") else file
-        item.add_marker(pytest.mark.xdist_group("jupyter" if file.startswith(JUPYTER) else other))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
+    """Give the tests of a group to one process."""
+    return ByGroup(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
