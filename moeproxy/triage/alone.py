@@ -75,7 +75,7 @@ class Priors:
     """How far healthy runs move by themselves.
 
     Args:
-        contrast: threshold of each signal's contrast.
+        contrast: thresholds of each signal's rise and fall: learning moves most of them one way only.
         other: threshold of a signal that the benchmark does not log.
         reach: how far signals that learning hardly moves get away from their beginning, on their transformed scale.
         run_threshold, single_threshold: see `moeproxy.triage.reference.Departures`.
@@ -83,7 +83,7 @@ class Priors:
         models: labels of these runs' models.
     """
 
-    contrast: Mapping[str, float]
+    contrast: Mapping[str, tuple[float, float]]
     other: float
     reach: Mapping[str, float]
     run_threshold: float
@@ -109,12 +109,12 @@ class Priors:
         for one, model in zip(largest, models, strict=True):
             others = [two for two, label in zip(largest, models, strict=True) if label != model]
             foreign = _thresholds(others, names)
-            excess_X = np.array([value / foreign[name] for name, value in one.items()])
+            excess_X = np.array([np.divide(sizes, foreign[name]).max() for name, sizes in one.items()])
             strength.append(float(strongest(excess_X[:, None])[0]))
             single.append(float(excess_X.max()))
         return Priors(
             contrast=known,
-            other=float(np.quantile(list(known.values()), SIGNAL_QUANTILE)),
+            other=float(np.quantile([max(both) for both in known.values()], SIGNAL_QUANTILE)),
             reach=_largest_of([_reached(table) for table in tables]),
             run_threshold=exceeded_by(np.array(strength), ALPHA),
             single_threshold=exceeded_by(np.array(single), ALPHA),
@@ -217,8 +217,9 @@ class Priors:
         """
         seen = OwnPast.of(table)
         members = groups(table.rows)
-        threshold_X1 = np.array([self.contrast.get(name, self.other) for name, _ in members])[:, None]
-        excess_XT = grouped(seen.contrast_RT, members) / threshold_X1
+        limit_DX = np.array([self.contrast.get(name, (self.other,) * 2) for name, _ in members]).T
+        moves_DXT = np.stack([grouped(moves_RT, members) for moves_RT in seen.moves_DRT])
+        excess_XT = (moves_DXT / limit_DX[:, :, None]).max(0)
         learns_X1 = np.array([self._only_learns(table, seen, rows, name) for name, rows in members])[:, None]
         far_XT = grouped(self._far(table, seen), members)
         excess_XT = np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT)
@@ -321,10 +322,10 @@ def _load(path: Path) -> Priors:
         ) from error
 
 
-def _largest(table: Judged) -> dict[str, float]:
-    """Return the largest contrast of each signal in a run."""
-    contrast_RT = OwnPast.of(table).contrast_RT
-    return {name: float(contrast_RT[rows].max()) for name, rows in groups(table.rows)}
+def _largest(table: Judged) -> dict[str, tuple[float, float]]:
+    """Return the largest rise and fall of each signal in a run."""
+    rise_RT, fall_RT = OwnPast.of(table).moves_DRT
+    return {name: (float(rise_RT[rows].max()), float(fall_RT[rows].max())) for name, rows in groups(table.rows)}
 
 
 def _reached(table: Judged) -> dict[str, float]:
@@ -366,11 +367,14 @@ def _shift(seen: OwnPast, limit_R: np.ndarray) -> np.ndarray:
     return np.abs(shifts(left_RS, seen.onset_T, ((0, SHOWN),))[0, 0])
 
 
-def _thresholds(largest: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, float]:
+def _thresholds(
+    largest: Sequence[Mapping[str, tuple[float, float]]], names: Sequence[str]
+) -> dict[str, tuple[float, float]]:
     found = {}
     for name in names:
-        values = [one[name] for one in largest if name in one]
-        found[name] = max(float(np.quantile(values, SIGNAL_QUANTILE)), LEAST) if values else LEAST
+        sizes_N2 = np.array([one[name] for one in largest if name in one]).reshape(-1, 2)
+        rise, fall = np.quantile(sizes_N2, SIGNAL_QUANTILE, axis=0) if len(sizes_N2) else (LEAST, LEAST)
+        found[name] = max(float(rise), LEAST), max(float(fall), LEAST)
     return found
 
 

@@ -1,7 +1,7 @@
 """How strongly, and from which step on, a run departs: statistics of one candidate onset after the other.
 
 Axes: R row, S step, T candidate onset, W window after the onset, V view (0: level against the reference, 1: change
-against the run's own past).
+against the run's own past), D direction (0: rise, 1: fall).
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ def shifts(values_RS: np.ndarray, onset_T: np.ndarray, spans: Sequence[tuple[int
 
 
 def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray, *, trend: bool = False) -> np.ndarray:
-    """Return the size (R, T) of the change at each candidate onset, in standard errors.
+    """Return the size (R, T) of the change at each candidate onset, in standard errors (see `rises_and_falls`)."""
+    return rises_and_falls(noise_units_RS, onset_T, trend=trend).max(0)
+
+
+def rises_and_falls(noise_units_RS: np.ndarray, onset_T: np.ndarray, *, trend: bool = False) -> np.ndarray:
+    """Return the sizes (2, R, T) of the rise and of the fall at each candidate onset, in standard errors; 0 for none.
 
     It is the two-sample statistic |after - before| / sqrt(1/n_after + 1/n_before), the largest over the lengths of
     `CONTRAST_SPANS`. Its maximum over T estimates the onset (the likelihood-ratio estimate for one shift of the mean).
@@ -103,7 +108,7 @@ def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray, *, trend: bool = F
     start_T = np.maximum(onset_T - MEMORY, 0)
     before_RT, n_before_RT = sums.mean(start_T, onset_T)
     slope_RT = _slopes(values_RS, sums, start_T, onset_T) if trend else np.zeros_like(before_RT)
-    best_RT = np.zeros((len(noise_units_RS), len(onset_T)))
+    best_DRT = np.zeros((2, len(noise_units_RS), len(onset_T)))
     for length in CONTRAST_SPANS:
         stop_T = np.minimum(onset_T + length, n_steps)
         after_RT, n_after_RT = sums.mean(onset_T, stop_T)
@@ -114,8 +119,9 @@ def contrast(noise_units_RS: np.ndarray, onset_T: np.ndarray, *, trend: bool = F
         change_RT = after_RT - before_RT
         same_RT = np.sign(gone_RT) == np.sign(change_RT)
         size_RT = np.where(same_RT, np.maximum(np.abs(change_RT) - np.abs(gone_RT), 0), np.abs(change_RT))
-        best_RT = np.maximum(best_RT, np.where(known_RT, size_RT * np.sqrt(weight_RT), 0))
-    return best_RT
+        sized_RT = np.where(known_RT, size_RT * np.sqrt(weight_RT), 0)
+        best_DRT = np.maximum(best_DRT, np.where(np.stack([change_RT > 0, change_RT < 0]), sized_RT, 0))
+    return best_DRT
 
 
 def _slopes(values_RS: np.ndarray, sums: _Sums, start_T: np.ndarray, stop_T: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """A run against its own beginning: its noise, lone spikes, what a log rounded, how much it changes at each step.
 
-Axes: R row, S step, T candidate onset.
+Axes: R row, S step, T candidate onset, D direction (0: rise, 1: fall).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from moeproxy.errors import ComparisonError
 from moeproxy.triage.departure import (
     candidates,
-    contrast,
     first_spikes,
     lone_extremes,
     lone_spikes,
+    rises_and_falls,
     shifts,
     step_noise,
     without_spikes,
@@ -48,15 +48,20 @@ def _onsets(table: Judged) -> np.ndarray:
 @dataclass(frozen=True)
 class OwnPast:
     """A run against its own beginning: values without lone spikes (R, S), what is left of them in step noise (R, S),
-    contrasts (R, T), lone spikes (R, S)."""
+    rises and falls (D, R, T), lone spikes (R, S)."""
 
     onset_T: np.ndarray
     start_R: np.ndarray
     noise_R: np.ndarray
     left_RS: np.ndarray
     residual_RS: np.ndarray
-    contrast_RT: np.ndarray
+    moves_DRT: np.ndarray
     spikes_RS: np.ndarray
+
+    @property
+    def contrast_RT(self) -> np.ndarray:
+        """Size (R, T) of the change at each candidate onset, be it a rise or a fall."""
+        return self.moves_DRT.max(0)
 
     @property
     def level_RT(self) -> np.ndarray:
@@ -81,8 +86,8 @@ class OwnPast:
         left_RS = without_spikes(values_RS, spikes_RS)
         start_R = np.nan_to_num(_middle(left_RS[:, :EARLIEST]))
         residual_RS = (left_RS - start_R[:, None]) / noise_R[:, None]
-        contrast_RT = contrast(residual_RS, onset_T, trend=True)
-        return OwnPast(onset_T, start_R, noise_R, left_RS, residual_RS, contrast_RT, spikes_RS)
+        moves_DRT = rises_and_falls(residual_RS, onset_T, trend=True)
+        return OwnPast(onset_T, start_R, noise_R, left_RS, residual_RS, moves_DRT, spikes_RS)
 
 
 def _middle(values_RS: np.ndarray) -> np.ndarray:
