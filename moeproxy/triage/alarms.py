@@ -57,6 +57,7 @@ class Alarm:
         steps: number of steps from the onset to the end, or to the recovery; of spikes, how many there are.
         size_in: what `size` is counted in.
         against: what `excess` is a multiple of, in words.
+        again: step at which a transient that was back departs again.
     """
 
     signal: str
@@ -73,6 +74,7 @@ class Alarm:
     steps: int = 0
     size_in: str = "healthy spreads"
     against: str = REACH
+    again: int | None = None
 
     @property
     def by_limit(self) -> bool:
@@ -89,6 +91,7 @@ class Alarm:
         """The alarm in plain words; every number stands in a field."""
         meaning = f"{self.signal}, {meaning_of(self.signal)},"
         back = f", and is back from step {self.recovered} on" if self.recovered is not None else ""
+        back += f" until it departs again at step {self.again}" if self.again is not None else ""
         if self.direction == NOT_FINITE:
             was = "" if np.isnan(self.before) else f"; it was {judged_number(self.before)}"
             return f"{meaning} is not finite from step {self.onset} on (at {self.steps} steps){back}{was}."
@@ -150,6 +153,8 @@ def alarms_of(table: Judged, found: Departures, since: int | None = None) -> tup
     members = dict(groups(found.rows))
     first = 0 if since is None else int(np.searchsorted(found.steps_S, since))
     kept = [x for x in chosen if since is None or not _over(found, x, first)]
+    if not kept and not broken:
+        kept = chosen  # all of it is over by then: the run departs by what comes back, and that is the evidence
     places = {x: _place(found, x, first) for x in kept}
     if since is not None and kept and not broken:
         places |= _pinned(found, places, first)
@@ -285,6 +290,7 @@ def _alarm(table: Judged, found: Departures, x: int, index_R: np.ndarray, place:
         shown=shown,
         kind=went.kind,
         recovered=None if end is None else int(end),
+        again=None if went.again is None else int(found.steps_S[went.again]),
         steps=int((found.steps_S[-1] if end is None else end) - found.steps_S[onset]) + (end is None),
         size_in=found.size_in,
         against=REACH if limit is None else limit.words,

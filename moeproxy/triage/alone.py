@@ -21,12 +21,12 @@ from moeproxy.errors import ComparisonError
 from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
 from moeproxy.triage.arrays import known_mean
-from moeproxy.triage.course import JUMP, course
+from moeproxy.triage.course import JUMP, course, is_sudden
 from moeproxy.triage.departure import (
     averages,
     shifts,
 )
-from moeproxy.triage.excursion import excursion_at
+from moeproxy.triage.excursion import begin, date_excursions, excursions, is_near
 from moeproxy.triage.judged import Judged, groups, original_value, signal_name
 from moeproxy.triage.own_past import SHOWN, OwnPast
 from moeproxy.triage.reference import (
@@ -47,6 +47,9 @@ LEAST = 3.0
 
 LEARNS: Mapping[str, float] = dict.fromkeys(("kl", "kl_old", "total_loss", "loss_beside_policy"), 1.0)
 """Signals that grow as long as a policy moves away from its start, and the size (nats) up to which that is learning."""
+
+IMPROVES = ("reward_mean", "reward_tool", "reward_plain")
+"""Signals whose slow rise alone is no fault."""
 
 STAYS = (
     *("grad_norm", "grad_norm_router", "grad_norm_experts", "grad_norm_attention", "grad_norm_embeddings"),
@@ -155,6 +158,12 @@ class Priors:
         onset = int(seen.onset_T[seen.contrast_RT[row].argmax()])
         return course(seen.residual_RS[row], onset).kind != JUMP
 
+    def _only_improves(self, seen: OwnPast, rows_R: np.ndarray, name: str) -> bool:
+        """Whether a reward rises, but not at once: that is what a run is for, at whatever step it begins."""
+        row = int(rows_R[0])
+        onset = int(seen.onset_T[seen.moves_DRT[0, row].argmax()])
+        return name in IMPROVES and not is_sudden(seen.residual_RS[row], onset)
+
     @property
     def _alarming(self) -> float:
         """Excess of one signal that makes the run alarm by itself."""
@@ -176,7 +185,7 @@ class Priors:
                 place = most if _sudden(first, seen, most) else _place(seen, first.start)
                 size = max(first.ratio * self._alarming, float(excess_XT[x].max()))
                 excess_XT[x, place] = size
-                _begin(contrast_XT[x], place, size)
+                begin(contrast_XT[x], place, size)
         return excess_XT, contrast_XT
 
     def _date_far(self, table: Judged, seen: OwnPast, members: Members, contrast_XT: np.ndarray) -> None:
@@ -192,7 +201,7 @@ class Priors:
             if known:
                 place, most = _place(seen, min(known)), int(contrast_XT[x].argmax())
                 if seen.onset_T[place] < seen.onset_T[most] - SHOWN:
-                    _begin(contrast_XT[x], place, float(contrast_XT[x].max()))
+                    begin(contrast_XT[x], place, float(contrast_XT[x].max()))
 
     def save(self, path: Path) -> Path:
         """Write the priors as JSON, atomically, and return the path."""
@@ -219,22 +228,24 @@ class Priors:
         members = groups(table.rows)
         limit_DX = np.array([self.contrast.get(name, (self.other,) * 2) for name, _ in members]).T
         moves_DXT = np.stack([grouped(moves_RT, members) for moves_RT in seen.moves_DRT])
-        excess_XT = (moves_DXT / limit_DX[:, :, None]).max(0)
+        rise_XT, fall_XT = moves_DXT / limit_DX[:, :, None]
+        improves_X1 = np.array([self._only_improves(seen, rows, name) for name, rows in members])[:, None]
+        excess_XT = np.maximum(np.where(improves_X1, np.minimum(rise_XT, 1.0), rise_XT), fall_XT)
         learns_X1 = np.array([self._only_learns(table, seen, rows, name) for name, rows in members])[:, None]
         far_XT = grouped(self._far(table, seen), members)
         excess_XT = np.where(learns_X1, np.minimum(excess_XT, 1.0), excess_XT)
         limits = self._limits(table, seen, members, far_XT.max(1), excess_XT.max(1))
         excess_XT = np.maximum(excess_XT, far_XT)
         size_RT = np.maximum(seen.contrast_RT, seen.level_RT)
-        excursions = _excursions(seen, members, excess_XT)
+        found = excursions(seen.residual_RS, seen.onset_T, seen.contrast_RT, members, excess_XT)
         slow = [
             one
             for one in slow_changes(table.rows, seen.left_RS, seen.noise_R)
-            if not _near(one.start, excursions.get(signal_name(table.rows[one.row])))
+            if not is_near(one.start, found.get(signal_name(table.rows[one.row])))
         ]
         excess_XT, contrast_XT = self._with_slow(slow, seen, members, excess_XT)
         self._date_far(table, seen, members, contrast_XT)
-        _date_excursions(excursions, seen, members, contrast_XT)
+        date_excursions(found, seen.onset_T, members, contrast_XT)
         for one in slow:
             size_RT[one.row] = _size_of(one, seen)
         limits |= {signal_name(table.rows[one.row]): Limit(one.ratio, SLOWLY) for one in slow}
@@ -265,43 +276,10 @@ def _place(seen: OwnPast, start: int) -> int:
     return min(int(np.searchsorted(seen.onset_T, start)), len(seen.onset_T) - 1)
 
 
-def _begin(contrast_T: np.ndarray, place: int, size: float) -> None:
-    """Make one place the onset of a signal, in place."""
-    np.minimum(contrast_T, 0.9 * size, out=contrast_T)
-    contrast_T[place] = size
-
-
 def _sudden(one: Slow, seen: OwnPast, place: int) -> bool:
     """Whether a slow change is a jump at a candidate onset nearby."""
     onset = int(seen.onset_T[place])
     return abs(onset - one.start) <= SHOWN and course(seen.residual_RS[one.row], onset).kind == JUMP
-
-
-def _excursions(seen: OwnPast, members: Members, excess_XT: np.ndarray) -> dict[str, tuple[int, int]]:
-    """Return [start, stop) of the signals that went and came back where they seem to change most."""
-    found = {}
-    for x, (name, rows_R) in enumerate(members):
-        most = int(excess_XT[x].argmax())
-        row = rows_R[int(seen.contrast_RT[rows_R, most].argmax())]
-        if excess_XT[x, most] > 1:
-            excursion = excursion_at(seen.residual_RS[row], int(seen.onset_T[most]), SHOWN)
-            found |= {name: excursion} if excursion else {}
-    return found
-
-
-def _near(start: int, excursion: tuple[int, int] | None) -> bool:
-    """Whether what begins at a step is an excursion: that is neither slow nor a change that stays."""
-    return excursion is not None and excursion[0] - SHOWN <= start <= excursion[1] + SHOWN
-
-
-def _date_excursions(
-    excursions: Mapping[str, tuple[int, int]], seen: OwnPast, members: Members, contrast_XT: np.ndarray
-) -> None:
-    """Date excursions from the way out, in place: the largest change may be the way back."""
-    for x, (name, _) in enumerate(members):
-        most = int(contrast_XT[x].argmax())
-        if _near(int(seen.onset_T[most]), excursions.get(name)):
-            _begin(contrast_XT[x], _place(seen, excursions[name][0]), float(contrast_XT[x, most]))
 
 
 def _size_of(one: Slow, seen: OwnPast) -> np.ndarray:
@@ -315,7 +293,8 @@ def _size_of(one: Slow, seen: OwnPast) -> np.ndarray:
 def _load(path: Path) -> Priors:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return Priors(**{**stored, "models": tuple(stored["models"])})
+        contrast = {name: (float(rise), float(fall)) for name, (rise, fall) in stored["contrast"].items()}
+        return Priors(**{**stored, "contrast": contrast, "models": tuple(stored["models"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ComparisonError(
             "no priors of healthy runs", where=path, expected="a file of moeproxy.triage.learn", remedy="make it again"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import ruptures
 
-from moeproxy.triage.departure import MEMORY
-from moeproxy.triage.excursion import excursion_at
+from moeproxy.triage.departure import CLIP, MEMORY
+from moeproxy.triage.excursion import SLACK, departs_again, edges, excursion_at
 
 JUMP, DRIFT, TRANSIENT = "jump", "drift", "transient"
 
@@ -30,10 +30,12 @@ class Course:
     Args:
         kind: "jump", "drift" or "transient".
         recovered: index of the step from which a transient is back, else None.
+        again: index of the step at which it departs again, else None.
     """
 
     kind: str
     recovered: int | None = None
+    again: int | None = None
 
 
 def course(residual_S: np.ndarray, onset: int) -> Course:
@@ -45,7 +47,7 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
     """
     excursion = excursion_at(residual_S, onset)
     if excursion and excursion[0] == onset:
-        return Course(TRANSIENT, excursion[1])
+        return Course(TRANSIENT, excursion[1], departs_again(residual_S, *excursion))
     filled_S = _filled(residual_S)
     before, after_S = float(filled_S[max(0, onset - MEMORY) : onset].mean()) if onset else 0.0, filled_S[onset:]
     means, starts = _segments(after_S)
@@ -56,6 +58,19 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
         return Course(TRANSIENT, onset + int(starts[first_back]))
     begins = abs(float(after_S[:SHORTEST].mean()) - before)
     return Course(JUMP if begins > 0.6 * abs(float(means[-1]) - before) else DRIFT)
+
+
+def is_sudden(residual_S: np.ndarray, onset: int) -> bool:
+    """Whether a signal jumps, or leaves for a while, at about this step: within a few, most of the change is one edge.
+
+    Args:
+        residual_S, onset: as for `course`.
+    """
+    if excursion_at(residual_S, onset, SLACK):
+        return True
+    first = max(0, onset - SHORTEST)
+    size_S = np.abs(edges(np.clip(residual_S, -CLIP, CLIP), SHORTEST)[first : onset + SHORTEST + 1])
+    return course(residual_S, first + int(size_S.argmax())).kind == JUMP
 
 
 def _segments(values_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,7 @@ from moeproxy.triage.departure import (
     smoothed,
     without_spikes,
 )
+from moeproxy.triage.excursion import date_excursions, excursions
 from moeproxy.triage.judged import Judged, groups
 
 FEWEST_RUNS = 6
@@ -214,14 +215,17 @@ class Reference:
         shift_WVRT = shifts(left_RS, self.onset_T) / self.unit_WVRT
         size_KRT = np.abs(shift_WVRT).reshape(-1, *shift_WVRT.shape[2:])
         residual_RS = left_RS / self.noise_R[:, None]
-        members = groups(self.rows)
+        members, contrast_RT = groups(self.rows), contrast(residual_RS, self.onset_T)
+        contrast_XT = grouped(contrast_RT, members) / self.contrast_X[:, None]
+        found = excursions(residual_RS, self.onset_T, contrast_RT, members, contrast_XT)
+        date_excursions(found, self.onset_T, members, contrast_XT)
         return Departures(
             names=tuple(name for name, _ in members),
             rows=self.rows,
             steps_S=self.steps_S,
             onset_T=self.onset_T,
             excess_XT=grouped(size_KRT.max(0), members) / self.threshold_X[:, None],
-            contrast_XT=grouped(contrast(residual_RS, self.onset_T), members) / self.contrast_X[:, None],
+            contrast_XT=contrast_XT,
             early_X=grouped(np.abs(shift_WVRT[0, 0, :, :1]), members)[:, 0] / self.threshold_X,
             size_RT=size_KRT.max(0),
             change_RT=size_KRT.argmax(0) % shift_WVRT.shape[1] == 1,
