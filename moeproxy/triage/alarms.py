@@ -17,7 +17,7 @@ from moeproxy.triage.course import JUMP, TRANSIENT, course
 from moeproxy.triage.departure import MEMORY
 from moeproxy.triage.jsonable import number, plain
 from moeproxy.triage.judged import Judged, groups, meaning_of, original_value, scale_of, signal_name, unit_of
-from moeproxy.triage.reference import REACH, STRONGEST, Departures
+from moeproxy.triage.reference import OWN_NOISE, REACH, STRONGEST, Departures
 
 NOT_FINITE = "not finite"
 SPIKES = "spikes"
@@ -50,7 +50,7 @@ class Alarm:
         before: mean in the signal's own unit before the onset; NaN when unknown. This and the next two are geometric
             means of signals that are judged on a logarithmic scale (`mean_of`).
         after, expected: means over the steps `shown` where the departure is largest: of the run, and what healthy runs
-            (or, alone, the run's own past) made to be expected there.
+            made to be expected there (alone: of the steps just before, and of what is back of those after it too).
         shown: first and last step of these.
         kind: "jump", "drift", "transient" or "spikes".
         recovered: step from which a transient is back.
@@ -106,9 +106,16 @@ class Alarm:
             )
         return (
             f"{meaning} {went} {self.direction} at step {self.onset}: {after}{unit} ({mean_of(self.signal)} "
-            f"over steps {self.shown[0]} to {self.shown[1]}), where {expected} was to be expected; "
+            f"over steps {self.shown[0]} to {self.shown[1]}), where {expected} {self._usual}; "
             f"{times(self.size)} {self.size_in}, {times(self.excess)} times {self.against}{back}."
         )
+
+    @property
+    def _usual(self) -> str:
+        """What `expected` is, in words: a run judged alone says only what was, not what should have been."""
+        if self.size_in != OWN_NOISE:
+            return "was to be expected"
+        return "was usual just before" if self.recovered is None else "was usual before and after"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the alarm as JSON values, its sentence too; null where a value is not finite."""
@@ -302,7 +309,7 @@ def _seen(found: Departures, row: int, peak: int, onset: int, stop: int) -> tupl
     start = int(found.onset_T[peak])
     window = slice(start, min(start + SHOWN, stop))
     left_S = found.residual_RS[row] * found.noise_R[row]
-    own = left_S[max(0, onset - MEMORY) : onset]
+    own = left_S[max(0, onset - (BEFORE if found.size_in == OWN_NOISE else MEMORY)) : onset]
     if stop < len(left_S):  # of what is back, both sides tell where it would have been
         own = np.concatenate([own[-SHOWN:], left_S[stop : stop + SHOWN]])
     base = float(known_mean(own, axis=0)) if found.change_RT[row, peak] and len(own) else 0.0

@@ -26,11 +26,12 @@ from moeproxy.triage.departure import (
     averages,
     shifts,
 )
-from moeproxy.triage.excursion import begin, date_excursions, excursions, is_near
+from moeproxy.triage.excursion import begin, date_edges, date_excursions, excursions, is_near
 from moeproxy.triage.judged import Judged, groups, original_value, signal_name
 from moeproxy.triage.own_past import SHOWN, OwnPast
 from moeproxy.triage.reference import (
     ALPHA,
+    OWN_NOISE,
     SIGNAL_QUANTILE,
     STRONGEST,
     Departures,
@@ -78,7 +79,7 @@ class Priors:
     """How far healthy runs move by themselves.
 
     Args:
-        contrast: thresholds of each signal's rise and fall: learning moves most of them one way only.
+        contrast: thresholds of each signal's rise and fall; they differ for what learning makes rise.
         other: threshold of a signal that the benchmark does not log.
         reach: how far signals that learning hardly moves get away from their beginning, on their transformed scale.
         run_threshold, single_threshold: see `moeproxy.triage.reference.Departures`.
@@ -244,6 +245,7 @@ class Priors:
             if not is_near(one.start, found.get(signal_name(table.rows[one.row])))
         ]
         excess_XT, contrast_XT = self._with_slow(slow, seen, members, excess_XT)
+        date_edges(seen.residual_RS, seen.onset_T, seen.contrast_RT, members, contrast_XT)
         self._date_far(table, seen, members, contrast_XT)
         date_excursions(found, seen.onset_T, members, contrast_XT)
         for one in slow:
@@ -265,7 +267,7 @@ class Priors:
             spikes_RS=seen.spikes_RS,
             run_threshold=self.run_threshold,
             single_threshold=self.single_threshold,
-            size_in="standard errors of its own noise",
+            size_in=OWN_NOISE,
             limits=limits,
             learns=tuple(LEARNS),
         )
@@ -353,6 +355,8 @@ def _thresholds(
     for name in names:
         sizes_N2 = np.array([one[name] for one in largest if name in one]).reshape(-1, 2)
         rise, fall = np.quantile(sizes_N2, SIGNAL_QUANTILE, axis=0) if len(sizes_N2) else (LEAST, LEAST)
+        # Only of a reward it is known which way learning goes: answers get longer in one run and shorter in another.
+        rise, fall = (rise, fall) if name in IMPROVES else (max(rise, fall),) * 2
         found[name] = max(float(rise), LEAST), max(float(fall), LEAST)
     return found
 

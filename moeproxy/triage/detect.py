@@ -244,11 +244,13 @@ def _limits(trace: Trace, table: Judged, mode: str) -> tuple[str, ...]:
     if not table.rows:
         named = ", ".join(table.sparse or trace.signals[:5]) or "nothing"
         return (f"No signal that says how training goes is logged at half of the steps ({named}).",)
+    needed, n_steps = FEWEST_BESIDE if mode == BESIDE else FEWEST_ALONE, len(table.steps_S)
+    if n_steps < needed:
+        has = "1 step" if n_steps == 1 else f"{n_steps} steps"
+        return (f"The run has {has} with values; {mode} at least {needed} are needed.",)
     if not table.moves and mode == ALONE:
-        return (f"None of the {len(table.signals)} signals changes in the whole run: log or run stands still.",)
-    needed = FEWEST_BESIDE if mode == BESIDE else FEWEST_ALONE
-    if len(table.steps_S) < needed:
-        return (f"The run has {len(table.steps_S)} steps with values; {mode} at least {needed} are needed.",)
+        what = "The only signal does not change" if len(table.signals) == 1 else "No signal changes"
+        return (f"{what} in the whole run: log or run stands still.",)
     return ()
 
 

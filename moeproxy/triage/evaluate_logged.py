@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from moeproxy.traces.keys import FRAMEWORKS
 from moeproxy.traces.trace import Trace
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.detect import ALARM, ALONE, BESIDE, Detection, judge
@@ -23,16 +22,9 @@ from moeproxy.triage.fingerprint import fingerprint
 from moeproxy.triage.learn import Fits, Run, references, runs_of
 from moeproxy.triage.library import Library
 from moeproxy.triage.reference import Departures
+from moeproxy.triage.signal_sets import signal_sets
 
-EVERYTHING = "everything that the lab logs"
-FEWEST = ("total_loss", "grad_norm", "reward_mean", "kl", "response_length")
 FIRST = 3
-
-
-def signal_sets() -> dict[str, frozenset[str] | None]:
-    """Return by name the signals that a log holds; None is everything."""
-    maps = {f"the keys of {name}": frozenset(key.signal for key in FRAMEWORKS[name].keys) for name in ("trl", "verl")}
-    return {EVERYTHING: None, **maps, "loss, gradient norm, reward, KL, length": frozenset(FEWEST)}
 
 
 def as_logged(traces: Sequence[Trace], libraries: Mapping[str, Library]) -> list[dict[str, Any]]:

@@ -48,6 +48,9 @@ AGAIN = 0.5
 SLACK = 20
 """Steps by which the largest change may lie beside the edge: one of many steps is largest in the middle of a window."""
 
+REACH = 5
+"""Steps around the largest change within which the sharpest edge is looked for."""
+
 Groups = Sequence[tuple[str, np.ndarray]]
 """Signals, each with the indices of its rows."""
 
@@ -131,6 +134,25 @@ def excursions(
     return found
 
 
+def date_edges(
+    residual_RS: np.ndarray, onset_T: np.ndarray, contrast_RT: np.ndarray, groups: Groups, contrast_XT: np.ndarray
+) -> None:
+    """Date signals that jump from the very step, in place: in long windows many steps nearby do as well.
+
+    Args:
+        residual_RS, onset_T, contrast_RT, groups: as for `excursions`.
+        contrast_XT: what dates a signal.
+    """
+    for x, (_, rows_R) in enumerate(groups):
+        most = int(contrast_XT[x].argmax())
+        row = rows_R[int(contrast_RT[rows_R, most].argmax())]
+        size_S = np.abs(edges(np.clip(residual_RS[row], -CLIP, CLIP), SHORTEST))
+        first = max(int(onset_T[most]) - REACH, 0)
+        sharpest = first + int(size_S[first : int(onset_T[most]) + REACH + 1].argmax())
+        if contrast_XT[x, most] > 1 and size_S[sharpest] >= LEAST_CHANGE:
+            begin(contrast_XT[x], _place(onset_T, sharpest), float(contrast_XT[x, most]))
+
+
 def is_near(step: int, excursion: tuple[int, int] | None) -> bool:
     """Whether what changes at the step with this index is an excursion."""
     return excursion is not None and excursion[0] - SLACK <= step <= excursion[1] + SLACK
@@ -142,8 +164,11 @@ def date_excursions(
     """Date excursions from the way out, in place: the largest change may be the way back."""
     for x, (name, _) in enumerate(groups):
         if name in found:
-            place = min(int(np.searchsorted(onset_T, found[name][0])), len(onset_T) - 1)
-            begin(contrast_XT[x], place, float(contrast_XT[x].max()))
+            begin(contrast_XT[x], _place(onset_T, found[name][0]), float(contrast_XT[x].max()))
+
+
+def _place(onset_T: np.ndarray, step: int) -> int:
+    return min(int(np.searchsorted(onset_T, step)), len(onset_T) - 1)
 
 
 def begin(contrast_T: np.ndarray, place: int, size: float) -> None:

@@ -102,6 +102,10 @@ def fingerprint(table: Judged, found: Departures, onset: int, units: Units) -> F
     known = [name in units.by_signal for name in found.names]
     unit_XW = np.array([units.by_signal.get(name, (np.nan,) * len(SPANS)) for name in found.names])
     change_XW = np.where(known_WX.T, change_WX.T / unit_XW, np.nan)
+    # What any learning moves, and did not move further here, is no evidence: its change counts as a healthy run's.
+    learns_X1 = np.array([name in found.learns for name in found.names])[:, None]
+    only_X1 = learns_X1 & (found.excess_XT.max(1) <= 1)[:, None]
+    change_XW = np.where(only_X1, np.clip(change_XW, -1, 1), change_XW)
     broken = broken_after(table, found, onset)
     broken_X = [name in broken for name, _ in groups(found.rows)]
     chosen = np.flatnonzero(known)

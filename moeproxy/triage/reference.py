@@ -60,6 +60,8 @@ On the benchmark's runs no healthy one alarms by it that did not before (129 bes
 200 clear and 3 in 100 subtle faults do; with 1.0 two more healthy runs would, alone."""
 
 REACH = "what healthy runs reach"
+OWN_NOISE = "standard errors of its own noise"
+"""What sizes are counted in without healthy runs."""
 
 
 @dataclass(frozen=True)

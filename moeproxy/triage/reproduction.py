@@ -152,8 +152,9 @@ class Reproduction:
     def level(self) -> str:
         """The background in words."""
         if self.choices < 2:
-            return f"95 % of its runs with other faults stay below {self.background:.2f}"
-        return f"the best of {self.choices} runs with other faults stays below {self.background:.2f} in 95 % of draws"
+            return f"95 % of its runs with faults that are no candidates stay below {self.background:.2f}"
+        best = f"the best of {self.choices} runs with faults that are no candidates"
+        return f"{best} stays below {self.background:.2f} in 95 % of draws"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""

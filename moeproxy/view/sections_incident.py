@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from moeproxy.errors import MoeproxyError
-from moeproxy.places import data_dir
 from moeproxy.traces.logtrace import LogTrace
 from moeproxy.triage.alarms import Alarm, judged_number, mean_of, times
 from moeproxy.triage.attempted import JudgedAttempt
@@ -25,6 +22,7 @@ from moeproxy.view.figures_incident import evidence_figure, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput
+from moeproxy.view.scores import score_rows, score_sentences
 from moeproxy.view.style import counted
 from moeproxy.view.timeline import timeline
 
@@ -32,8 +30,6 @@ _UNITS = {
     "healthy spreads": "Size is counted in healthy spreads: how far healthy runs stray from each other at that step.",
     "standard errors of its own noise": "Size is counted in standard errors of the run's own noise before the onset.",
 }
-_EVERY = "all"
-"""Label of rows that score all models together; a reader is told of each."""
 
 _EVIDENCE = (
     "Confidence is calibrated on recorded runs of every fault, with the seed held out. Changes are in units of what "
@@ -81,11 +77,8 @@ def incident_sections(result: ReportInput) -> Iterable[Section]:
 
 def incident_limits(result: ReportInput) -> Iterable[str]:
     """Yield what the verdict does not show."""
-    judged = [one for incident in result.incidents for one in incident.judgements]
-    modes = dict.fromkeys(one.diagnosis.detection.mode for one in judged)
-    for mode in modes:
-        yield from _scores(mode)
-    if judged:
+    yield from score_sentences(result)
+    if any(incident.judgements for incident in result.incidents):
         yield (
             "The faults that a cause is sought among were injected into tiny models; a real run can have a cause that "
             "is not among them, and its signals may be defined otherwise than ours."
@@ -109,7 +102,7 @@ def incident_data(result: ReportInput) -> dict[str, Any]:
         "notes": list(result.notes),
         "actions": [plain(action.__dict__) for action in in_order(result.actions)],
         "incidents": [_incident_data(one, result.actions) for one in result.incidents],
-        "scores": [row for mode in _modes(result) for row in _score_rows(mode)],
+        "scores": [dict(row) for row in score_rows(result)],
     }
 
 
@@ -314,36 +307,3 @@ def _action(number: int, action: Action) -> dict[str, object]:
         "kind": KINDS[action.kind],
         "what": action.text,
     }
-
-
-def _modes(result: ReportInput) -> list[str]:
-    judged = [one for incident in result.incidents for one in incident.judgements]
-    return list(dict.fromkeys(one.diagnosis.detection.mode for one in judged))
-
-
-def _score_rows(mode: str) -> list[Mapping[str, Any]]:
-    """Return how well verdicts of a kind did on held-out runs: detection and diagnosis of clear faults, if shipped."""
-    try:
-        scores = json.loads((data_dir() / "triage" / "scores.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, MoeproxyError):
-        return []
-    wanted = {"mode": mode, "method": "this", "level": "clear"}
-    found = [row for row in scores["detection"] if {**wanted, "model": "all"}.items() <= row.items()]
-    others = {**wanted, "trained": "other models only"}
-    named = [row for row in scores["diagnosis"] if others.items() <= row.items()]
-    return [*found, *(row for row in named if row["tested"] != _EVERY)]
-
-
-def _scores(mode: str) -> Iterable[str]:
-    for row in _score_rows(mode):
-        if "recall" in row:
-            yield (
-                f"Judged {mode}, {row['recall']:.0%} of {row['runs']} recorded runs with a clear fault alarm, and "
-                f"{row['false_alarms_per_1000_steps']:.2f} false alarms come on 1,000 healthy steps; the onset is "
-                f"right within 2 steps in {row['onset_within_2']:.0%}."
-            )
-        else:
-            yield (
-                f"Judged {mode} by runs of other models only, the right cause of {row['tested']}'s clear faults comes "
-                f"first in {row['accuracy']:.0%} of the runs (chance {row['chance']:.0%})."
-            )

@@ -11,10 +11,12 @@ from moeproxy.places import data_dir
 from moeproxy.traces.pack import load_bench
 from moeproxy.traces.trace import Trace
 from moeproxy.triage import evaluate_logged
+from moeproxy.triage.alone import Priors
 from moeproxy.triage.detect import ALONE, BESIDE
-from moeproxy.triage.evaluate_logged import EVERYTHING, as_logged, signal_sets
+from moeproxy.triage.evaluate_logged import as_logged
 from moeproxy.triage.learn import learn_alone, learn_beside, learn_priors, runs_of
 from moeproxy.triage.library import Library
+from moeproxy.triage.signal_sets import EVERYTHING, nearest_set, signal_sets
 
 FAULTS = ("gradient_overflow", "kl_explosion", "tool_call_error", "router_frozen")
 
@@ -67,3 +69,12 @@ def test_logs_hold_what_their_keys_name() -> None:
     for name in ("the keys of trl", "the keys of verl"):
         assert {"grad_norm", "kl", "reward_mean"} <= (sets[name] or set())
         assert "router_load_entropy" not in (sets[name] or set())
+
+
+def test_a_log_has_the_scores_of_the_set_that_it_is_nearest_to() -> None:
+    everything = set(Priors.load().contrast)
+    for name, signals in signal_sets().items():
+        held = everything if signals is None else signals
+        assert nearest_set(held) == name
+        assert nearest_set(sorted(held)[1:]) == name, "one signal less, or more, makes no other log"
+        assert nearest_set([*held, "somebody's own"]) == name

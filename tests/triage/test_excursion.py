@@ -88,3 +88,90 @@ def test_alone_what_stays_is_no_transient(change: float) -> None:
         assert alarm.kind == "jump"
         assert alarm.recovered is None
         assert found.onset == pytest.approx(41, abs=1)
+
+
+def _good(n_steps: int, seed: int) -> dict[str, np.ndarray]:
+    """Signals of a run that learns, as `reward 0.2 to 0.6`, with noise."""
+    rng, step = np.random.default_rng(seed), np.arange(n_steps)
+    return {
+        "reward_mean": 0.2 + 0.4 * (1 - np.exp(-step / 40)) + rng.normal(0, 0.03, n_steps),
+        "grad_norm": 0.5 * np.exp(rng.normal(0, 0.15, n_steps)),
+        "entropy": 0.9 - 0.3 * (1 - np.exp(-step / 60)) + rng.normal(0, 0.02, n_steps),
+        "response_length": 200 * np.exp(rng.normal(0, 0.04, n_steps)),
+    }
+
+
+def _trace(rows: dict[str, np.ndarray]) -> Trace:
+    steps = pd.DataFrame(rows, index=pd.RangeIndex(1, len(rows["entropy"]) + 1, name="step"))
+    return Trace(steps, None, RunInfo("somebody's", "somebody's", 0, 0))
+
+
+def _beside(n_steps: int) -> list[Trace]:
+    return [_trace(_good(n_steps, 1000 + seed)) for seed in range(10)]
+
+
+@pytest.mark.parametrize("length", [6, 25, 40])
+@pytest.mark.parametrize(("signal", "factor"), [("grad_norm", 6.0), ("response_length", 1.7), ("reward_mean", 0.4)])
+def test_beside_healthy_runs_a_transient_begins_on_the_way_out(signal: str, factor: float, length: int) -> None:
+    good = _beside(120)
+    for seed in range(4):
+        rows = _good(120, seed)
+        rows[signal][43 : 43 + length] *= factor
+        found = detect(_trace(rows), good)
+        alarm = next(one for one in found.alarms if one.signal == signal)
+        assert (alarm.kind, alarm.direction) == ("transient", "up" if factor > 1 else "down"), alarm.sentence
+        assert found.onset == alarm.onset == pytest.approx(44, abs=1)
+        assert alarm.recovered == pytest.approx(44 + length, abs=1)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("signal", ["grad_norm", "response_length"])
+def test_what_departs_again_is_not_called_back_for_good(signal: str, beside: bool) -> None:
+    good = _beside(60) if beside else ()
+    for seed in range(4):
+        rows = _good(60, seed)
+        for part in (slice(26, 34), slice(44, None)):
+            rows[signal][part] *= 6
+        found = detect(_trace(rows), good)
+        alarm = next(one for one in found.alarms if one.signal == signal)
+        assert alarm.direction == "up", alarm.sentence
+        if alarm.kind == "transient":
+            assert (alarm.onset, alarm.recovered, alarm.again) == (27, 35, 45)
+            assert "is back from step 35 on until it departs again at step 45" in alarm.sentence
+        else:
+            assert alarm.onset == pytest.approx(45, abs=2), alarm.sentence
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_of_two_transients_the_first_dates_the_run(beside: bool) -> None:
+    good = _beside(120) if beside else ()
+    for seed in range(4):
+        rows = _good(120, seed)
+        for start in (43, 79):
+            rows["grad_norm"][start : start + 8] *= 6
+        found = detect(_trace(rows), good)
+        alarm = next(one for one in found.alarms if one.signal == "grad_norm")
+        assert (found.onset, alarm.onset, alarm.recovered, alarm.again) == (44, 44, 52, 80), alarm.sentence
+
+
+@pytest.mark.parametrize(("n_steps", "middle", "width"), [(60, 24, 26), (120, 48, 53), (200, 80, 88)])
+def test_a_reward_that_rises_along_an_s_is_no_fault_alone(n_steps: int, middle: int, width: int) -> None:
+    alarms = 0
+    for seed in range(8):
+        rows = _good(n_steps, seed)
+        done = 1 / (1 + np.exp(-(np.arange(n_steps) - middle) * 4.4 / width))
+        rows["reward_mean"] = 0.3 + 0.35 * done + np.random.default_rng(seed).normal(0, 0.03, n_steps)
+        alarms += detect(_trace(rows)).verdict == ALARM
+    assert alarms <= 1
+
+
+def test_alone_a_reward_that_falls_while_it_learns_is_one() -> None:
+    for seed in range(4):
+        rows = _good(120, seed)
+        rows["reward_mean"][60:] -= 0.25
+        found = detect(_trace(rows))
+        alarm = next(one for one in found.alarms if one.signal == "reward_mean")
+        assert (found.verdict, alarm.direction) == (ALARM, "down")
+        assert found.onset == pytest.approx(61, abs=2)
+        assert "was usual just before" in alarm.sentence
+        assert alarm.expected == pytest.approx(alarm.before, abs=0.01)

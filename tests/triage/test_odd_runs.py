@@ -167,7 +167,8 @@ def test_every_sentence_agrees_with_its_numbers() -> None:
             for seed in range(3):
                 for alarm in detect(run("original", seed, fault=fault, effect=effect), good, priors=PRIORS).alarms:
                     assert (alarm.after > alarm.expected) == (alarm.direction == "up"), alarm
-                    assert f"where {alarm.expected:.3g} was to be expected" in alarm.sentence
+                    words = "was to be expected" if good else "was usual"
+                    assert f"where {alarm.expected:.3g} {words}" in alarm.sentence
                     assert alarm.onset <= alarm.shown[0] <= alarm.shown[1]
 
 

@@ -11,7 +11,7 @@ import pytest
 from moeproxy.triage.reproduction import Candidate, Reproduction
 
 NONE = math.nan
-LIMIT = "95 % of its runs with other faults stay below"
+LIMIT = "95 % of its runs with faults that are no candidates stay below"
 
 
 def candidate(fault: str, match: float, n_recorded: int = 2) -> Candidate:
@@ -84,4 +84,6 @@ def test_an_unknown_failure_stays_unknown_whatever_the_proxy_shows(tmp_path: Pat
 
 def test_the_level_is_said_to_be_that_of_the_best_of_as_many() -> None:
     found = replace(result(0.5, 0.9, 0.4), choices=5)
-    assert "the best of 5 runs with other faults stays below 0.50 in 95 % of draws" in found.sentences[0]
+    assert (
+        "the best of 5 runs with faults that are no candidates stays below 0.50 in 95 % of draws" in found.sentences[0]
+    )
