@@ -26,7 +26,7 @@ from moeproxy.triage.departure import (
     smoothed,
     without_spikes,
 )
-from moeproxy.triage.excursion import date_excursions, excursions
+from moeproxy.triage.excursion import date_edges, date_excursions, excursions
 from moeproxy.triage.judged import Judged, groups
 
 FEWEST_RUNS = 6
@@ -220,6 +220,7 @@ class Reference:
         members, contrast_RT = groups(self.rows), contrast(residual_RS, self.onset_T)
         contrast_XT = grouped(contrast_RT, members) / self.contrast_X[:, None]
         found = excursions(residual_RS, self.onset_T, contrast_RT, members, contrast_XT)
+        date_edges(residual_RS, self.onset_T, contrast_RT, members, contrast_XT)
         date_excursions(found, self.onset_T, members, contrast_XT)
         return Departures(
             names=tuple(name for name, _ in members),
