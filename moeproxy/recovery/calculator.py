@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery.effective import Ettr
+from moeproxy.recovery.events import ROLLOUT, TRAINER
 
 NONE, TASK, ROLE = "none", "task", "role"
 STRATEGIES: Mapping[str, str] = {
@@ -87,7 +88,8 @@ class Cluster:
         """Return the cluster whose costs are the medians of what a run showed.
 
         Args:
-            run: with at least one outage of the trainer, of a rollout or of the whole task.
+            run: with at least one outage; of one of a manager, which reconnects to nobody and is none of the cluster's
+                machines, only the detection counts.
             known: further fields, above all those that the run did not show.
 
         Raises:
@@ -96,14 +98,16 @@ class Cluster:
         if not run.outages:
             raise RecoveryError("the run had no outage", remedy="give the costs of a fault yourself, or kill a role")
         costs = {"step": run.productive / run.steps, "detect": _median([o.detect - o.fault for o in run.outages])}
+        away = [o for o in run.outages if o.whole_task or o.role in (TRAINER, ROLLOUT)]
         for name, chosen in (
-            ("restart_task", [o for o in run.outages if o.whole_task]),
-            ("restart_trainer", [o for o in run.outages if o.role == "trainer" and not o.whole_task]),
-            ("restart_rollout", [o for o in run.outages if o.role == "rollout" and not o.whole_task]),
+            ("restart_task", [o for o in away if o.whole_task]),
+            ("restart_trainer", [o for o in away if o.role == TRAINER and not o.whole_task]),
+            ("restart_rollout", [o for o in away if o.role == ROLLOUT and not o.whole_task]),
         ):
             if chosen:
                 costs[name] = _median([o.ready - o.detect for o in chosen])
-        costs["reconnect"] = _median([o.end - o.ready for o in run.outages])
+        if away:
+            costs["reconnect"] = _median([o.end - o.ready for o in away])
         return Cluster(**(costs | known))  # pyright: ignore[reportArgumentType] - counts come through `known`
 
 

@@ -105,6 +105,10 @@ def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
     assert (found.step, found.detect, found.restart_trainer) == (2.0, 1.0, 2.25)
     assert (found.restart_rollout, found.restart_task, found.reconnect) == (6.0, 9.0, 0.75)
     assert (found.trainers, found.rollouts) == (8, 24)
+    manager = Outage("manager", "manager", 6, 30.0, 31.0, 49.0, 59.0)  # none of the machines: it changes no cost
+    assert Cluster.measured(replace(run, outages=(*outages, manager)), trainers=8, rollouts=24) == found
+    alone = Cluster.measured(replace(run, outages=(manager,)))
+    assert (alone.detect, alone.reconnect, alone.restart_task) == (1.0, Cluster(1.0).reconnect, 600.0)
     with pytest.raises(RecoveryError, match="no outage"):
         Cluster.measured(replace(run, outages=()))
 
