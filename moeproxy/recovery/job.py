@@ -156,7 +156,7 @@ class Job:
         """Let every member that is ready, and has what it needs, work."""
         trainer, manager = self._workers.get(ev.TRAINER), self._workers.get(ev.MANAGER)
         if self._schedule is None and trainer and trainer.state == READY:
-            self._schedule, problem = _answer(trainer.actor.schedule.remote())
+            self._schedule, problem = _answer(trainer.actor.schedule.remote(), _START_S)
             if problem:
                 self._schedule = None
                 self._fault(trainer, problem)
@@ -249,7 +249,7 @@ class Job:
         import ray
 
         now = time.monotonic()
-        for worker in [w for w in self._workers.values() if w.state == WORKING and w.role in (ev.TRAINER, ev.ROLLOUT)]:
+        for worker in [w for w in self._workers.values() if w.state == WORKING]:
             if worker.looked is not None and ray.wait([worker.looked], timeout=0)[0]:
                 progress, problem = _answer(worker.looked)
                 worker.looked = None
@@ -320,13 +320,13 @@ class Job:
         self._start_all()
 
 
-def _answer(reference: Any) -> tuple[Any, str]:
-    """Return (answer, ""), or (None, what went wrong)."""
+def _answer(reference: Any, timeout: float | None = None) -> tuple[Any, str]:
+    """Return (answer, ""), or (None, what went wrong): no answer in `timeout` seconds does, too."""
     import ray
     from ray.exceptions import RayActorError, RayError
 
     try:
-        return ray.get(reference), ""
+        return ray.get(reference, timeout=timeout), ""
     except RayActorError:
         return None, DIED
     except RayError:

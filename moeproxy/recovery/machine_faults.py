@@ -87,7 +87,7 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             made=Mishap("trainer", 1, "update", "hang"),
             shows="No step ends; processes are alive, and a plain heartbeat says that all is well.",
             twin=f"{_LLAMA}; arXiv 2410.21680 (Meta)",
-            check="The trainer is in its own phase and makes no progress; a trainer that waits is idle by right.",
+            check="The trainer is in its own phase and makes no progress; one that waits for others is idle by right.",
             remedy="Judged failed after `trainer_hang` seconds in its own phase, killed, and replaced.",
         ),
         MachineFault(

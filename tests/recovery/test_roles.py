@@ -144,6 +144,34 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
 
 @pytest.mark.job
 @pytest.mark.kill
+def test_a_trainer_that_takes_nothing_or_is_frozen_while_it_waits_is_replaced(
+    undisturbed: RoleRun, tmp_path: Path
+) -> None:
+    """One hangs with all it waits for at hand, and answers; the next is stopped by a signal, and answers nothing."""
+    frozen: list[int] = []
+
+    def freeze(board: dict[str, Any]) -> None:
+        trainer = board["members"].get("trainer", {})
+        if board["step"] >= 6 and not frozen and trainer.get("phase") == "wait":
+            os.kill(trainer["pid"], signal.SIGSTOP)
+            events = [event for event in recovery.read_events(tmp_path / "job") if event.member == "trainer"]
+            if events[-1].info.get("phase") == "wait":  # and it still does
+                frozen.append(trainer["pid"])
+            else:
+                os.kill(trainer["pid"], signal.SIGCONT)
+
+    slow = [Mishap(name, 4, "generate", "slow", 0.4) for name in RolePlan().rollout_names]  # so that it waits
+    hang = Mishap("trainer", 3, "wait", "hang")
+    found = _job(tmp_path / "job", hang, *slow, report=freeze, trainer_hang=3.0, heartbeat=0.1)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert found.task_restarts == []
+    assert len(frozen) == 1
+    assert [(item.role, item.kind) for item in found.ettr().outages] == [("trainer", "hung"), ("trainer", "hung")]
+
+
+@pytest.mark.job
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
