@@ -423,6 +423,43 @@ def test_a_state_reaches_all_holders_whoever_comes_first(resumed_first: bool) ->
     assert (len(one.got), len(two.got), three.got) == (1, 1, [(4, b"state")])
 
 
+def test_a_holder_that_is_frozen_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen in a real job: the trainer waited for a frozen rollout, and was taken for hung itself."""
+    ray = pytest.importorskip("ray", reason="needs the extra: pip install 'moeproxy[recovery]'")
+    frozen: list[_Holder] = []
+    owner: dict[object, _Holder] = {}
+
+    def wait(references: list[object], *, num_returns: int, timeout: float) -> tuple[list[object], list[object]]:
+        assert num_returns == len(references) > 0
+        assert timeout == (
+            7.0 if one in (owner[reference] for reference in references) else 0
+        )  # for a late one not again
+        late = [reference for reference in references if owner[reference] in frozen]
+        return [reference for reference in references if reference not in late], late
+
+    def sends(holder: _Holder) -> None:
+        def remote(step: int, payload: bytes) -> object:
+            holder.got.append((step, payload))
+            owner[reference := object()] = holder
+            return reference
+
+        holder.remote = remote
+
+    monkeypatch.setattr(ray, "put", lambda payload: payload)
+    monkeypatch.setattr(ray, "wait", wait)
+    one, two = _Holder(), _Holder()
+    sends(one)
+    sends(two)
+    holding = Holding(patience=7.0)
+    holding.name([one, two])
+    for step in range(1, 7):
+        frozen[:] = [two] if step < 4 else []
+        holding.give(step, b"state")
+    holding.settle()
+    assert [step for step, _ in one.got] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in two.got] == [1, 4, 5, 6]
+
+
 def test_the_manager_named_last_is_used_though_the_first_comes_later(tmp_path: Path) -> None:
     member = Member(PLAN, tmp_path, "rollout", "rollout-0")
     member.connect("replacement")
