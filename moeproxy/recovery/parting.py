@@ -98,7 +98,7 @@ class Parting:
         with saved_json(path, _FORMAT, "comparison of two runs") as stored:
             first, second = stored.pop("runs")
             found = tuple(Difference(**item) for item in stored.pop("differences"))
-            steps = {name: tuple(stored.pop(name, ())) for name in ("repeats", "alone")}
+            steps: dict[str, Any] = {name: tuple(stored.pop(name, ())) for name in ("repeats", "alone")}
             return Parting(**stored, **steps, runs=(first, second), differences=found)
 
 
