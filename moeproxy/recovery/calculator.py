@@ -14,15 +14,18 @@ Meta's account of ETTR, arXiv 2410.21680).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from html import escape
+from numbers import Real
 
 import numpy as np
 from scipy.optimize import brentq
 
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery.effective import Ettr
+from moeproxy.recovery.events import ROLLOUT, TRAINER
 
 NONE, TASK, ROLE = "none", "task", "role"
 STRATEGIES: Mapping[str, str] = {
@@ -66,9 +69,9 @@ class Cluster:
         for item in fields(self):
             value = getattr(self, item.name)
             least = 0.0 if item.name in _MAY_BE_ZERO else 1 if item.type == "int" else math.ulp(0.0)
-            if not (math.isfinite(value) and value >= least):
+            if not (_finite(value) and value >= least):
                 raise RecoveryError(
-                    f"{item.name} is {value}", expected="a positive number, or 0 for what costs nothing"
+                    f"{item.name} is {value!r}", expected="a positive number, or 0 for what costs nothing"
                 )
 
     @property
@@ -78,8 +81,8 @@ class Cluster:
 
     def at_faults_per_step(self, trainer_faults: float) -> Cluster:
         """Return the cluster with the mean time between failures that gives so many trainer faults a step."""
-        if not trainer_faults > 0:
-            raise RecoveryError(f"{trainer_faults} faults a step", expected="more than 0")
+        if not (_finite(trainer_faults) and trainer_faults > 0):
+            raise RecoveryError(f"{trainer_faults!r} faults a step", expected="a number, more than 0")
         return replace(self, mtbf=self.trainers * self.step / trainer_faults)
 
     @staticmethod
@@ -87,7 +90,8 @@ class Cluster:
         """Return the cluster whose costs are the medians of what a run showed.
 
         Args:
-            run: with at least one outage of the trainer, of a rollout or of the whole task.
+            run: with at least one outage; of one of a manager, which reconnects to nobody and is none of the cluster's
+                machines, only the detection counts.
             known: further fields, above all those that the run did not show.
 
         Raises:
@@ -96,18 +100,21 @@ class Cluster:
         if not run.outages:
             raise RecoveryError("the run had no outage", remedy="give the costs of a fault yourself, or kill a role")
         costs = {"step": run.productive / run.steps, "detect": _median([o.detect - o.fault for o in run.outages])}
+        away = [o for o in run.outages if o.whole_task or o.role in (TRAINER, ROLLOUT)]
         for name, chosen in (
-            ("restart_task", [o for o in run.outages if o.whole_task]),
-            ("restart_trainer", [o for o in run.outages if o.role == "trainer" and not o.whole_task]),
-            ("restart_rollout", [o for o in run.outages if o.role == "rollout" and not o.whole_task]),
+            ("restart_task", [o for o in away if o.whole_task]),
+            ("restart_trainer", [o for o in away if o.role == TRAINER and not o.whole_task]),
+            ("restart_rollout", [o for o in away if o.role == ROLLOUT and not o.whole_task]),
         ):
             if chosen:
                 costs[name] = _median([o.ready - o.detect for o in chosen])
-        costs["reconnect"] = _median([o.end - o.ready for o in run.outages])
+        if away:
+            costs["reconnect"] = _median([o.end - o.ready for o in away])
         return Cluster(**(costs | known))  # pyright: ignore[reportArgumentType] - counts come through `known`
 
 
-_MAY_BE_ZERO = {"rollouts", "detect", "restart_task", "restart_trainer", "restart_rollout", "reconnect", "checkpoint"}
+_COSTS = ("detect", "restart_task", "restart_trainer", "restart_rollout", "reconnect", "checkpoint")
+_MAY_BE_ZERO = {"rollouts", *_COSTS}
 
 
 @dataclass(frozen=True)
@@ -178,15 +185,21 @@ def _role(cluster: Cluster) -> Expected:
     slowed = wall * (cluster.detect + cluster.restart_rollout + cluster.reconnect) / cluster.mtbf
     lost |= {"checkpoint": saving, "fewer rollouts": slowed if cluster.rollouts else 0.0}
     wall += lost["fewer rollouts"]
+    if not math.isfinite(wall):
+        return Expected(ROLE, 0.0, 0.0, math.inf, lost)
     return Expected(ROLE, (cluster.step + credit * away) / wall, cluster.step / wall, wall, lost)
 
 
 def stretch(work: float, rate: float, cost: float) -> float:
-    """Return the expected seconds for `work` seconds in one go, with `rate` faults a second that cost `cost` each."""
+    """Return the expected seconds for `work` seconds in one go, with `rate` faults a second that cost `cost` each.
+
+    Infinity when that is more than a number can hold: the job never gets through.
+    """
     if rate * (work + cost) < 1e-12:
         return work
-    with np.errstate(over="ignore"):
-        return float(np.exp(rate * cost) * np.expm1(rate * work) / rate)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = float(np.exp(rate * cost) * np.expm1(rate * work) / rate)
+    return found if math.isfinite(found) else math.inf
 
 
 def _shares(lost: float, faults: float, cluster: Cluster, restart: float) -> dict[str, float]:
@@ -205,7 +218,7 @@ def solved(
 
     Args:
         cluster: with all other fields as they are.
-        name: a field in seconds, such as `restart_task`.
+        name: what a fault or a checkpoint costs in seconds, such as `restart_task`.
         strategy: a key of `STRATEGIES`.
         ratio, wall: one of them: the ETTR to reach, or the seconds for a step.
 
@@ -214,6 +227,10 @@ def solved(
     """
     if (ratio is None) == (wall is None):
         raise RecoveryError("give either a ratio or a wall clock")
+    if math.isnan(goal := (ratio if ratio is not None else wall) or 0.0):
+        raise RecoveryError(f"a goal of {goal}", expected="a number")
+    if name not in _COSTS:
+        raise RecoveryError(f"no cost {name!r}", expected=f"one of {', '.join(_COSTS)}")
 
     def miss(seconds: float) -> float:
         found = expected(replace(cluster, **{name: seconds}), strategy)
@@ -225,6 +242,10 @@ def solved(
             f"no {name} gives that", where=strategy, expected=f"between {expected(cluster, strategy)!r} and worse"
         )
     return replace(cluster, **{name: brentq(miss, 0.0, 1000 * cluster.step, xtol=1e-9)})
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, Real) and abs(value) <= sys.float_info.max
 
 
 def _median(values: list[float]) -> float:

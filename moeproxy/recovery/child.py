@@ -132,9 +132,10 @@ def start_job(spec: RunSpec, folder: str | Path, plan: RolePlan | None = None) -
         plan: roles, detection, mishaps.
 
     Raises:
-        RecoveryError: Ray is not installed, the folder holds another job, or the run cannot be made in roles.
+        RecoveryError: Ray is not installed, the folder is unusable, or the run cannot be made in roles.
+        CheckpointError: there is no model.
     """
-    from moeproxy.recovery.job import check
+    from moeproxy.recovery.refusals import check
 
     if find_spec("ray") is None:
         raise RecoveryError("ray is not installed", remedy="python -m pip install 'moeproxy[recovery]'")

@@ -1,19 +1,23 @@
 """Role-aware detection (RobustRL): a member is judged by what its role should be doing now.
 
 A trainer that waits for trajectories is idle by right: it is judged in its own phases only. A rollout is judged by its
-throughput first; one that has work and finishes none is asked for a heartbeat, and failed when none comes. (Ours: also
-when it answers, but has finished nothing for `PATIENCE` times as long.) A process that died is noticed by Ray at once,
-whatever its role.
+throughput first; one that has work and finishes none is asked for a heartbeat, and failed when none comes. A process
+that died is noticed by Ray at once, whatever its role.
+
+Ours: a rollout is failed, too, when it answers, but has finished nothing for `PATIENCE` times as long. A trainer that
+waits for what has been finished is not idle by right. And who is idle by right still has to answer: a process that is
+frozen does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeproxy.recovery.events import ROLLOUT, TRAINER
+from moeproxy.recovery.events import MANAGER, ROLLOUT, TRAINER
 from moeproxy.recovery.plan import RolePlan
 
 FINE, ASK, FAILED = "fine", "ask", "failed"
+WAIT = "wait"
 PATIENCE = 5.0
 _OWN = {TRAINER: ("update", "publish"), ROLLOUT: ("weights", "generate", "deliver")}
 
@@ -25,7 +29,7 @@ class Progress:
     Args:
         phase: of its role.
         done: a count that grows with its work: phases for a trainer, shares for a rollout.
-        step: that it works on.
+        step: that it works on; for a manager the last one whose trajectories are all there.
     """
 
     phase: str
@@ -73,15 +77,34 @@ class Monitor:
     def judge(self, member: str, role: str, now: float) -> str:
         """Return `FINE`, `ASK` (ask for a heartbeat now) or `FAILED`.
 
-        A member that never answered is fine: it is still starting, and the start has a limit of its own.
+        The first time that it is asked about a member, which then begins its work, counts as an answer.
         """
         seen = self._seen.get(member)
         if seen is None:
+            self._seen[member] = _Seen(Progress("", 0, 0), now, now)
             return FINE
-        own = seen.progress.phase in _OWN.get(role, ())
+        if seen.progress.phase not in _OWN.get(role, ()):
+            vain = role == TRAINER and self._waits_in_vain(seen)
+            return FAILED if vain or now - seen.answered > self._silence(role) else FINE
         if role == TRAINER:
-            return FAILED if own and now - seen.changed > self._plan.trainer_hang else FINE
-        if not own or now - seen.changed <= self._plan.rollout_hang:
+            return FAILED if now - seen.changed > self._plan.trainer_hang else FINE
+        return self._rollout(seen, now)
+
+    def _waits_in_vain(self, trainer: _Seen) -> bool:
+        """Whether the manager has said for long that it has all that the trainer waits for."""
+        manager = self._seen.get(MANAGER)
+        if manager is None or trainer.progress.phase != WAIT or manager.progress.step < trainer.progress.step:
+            return False
+        since = max(trainer.changed, manager.changed)
+        return manager.answered - since > self._plan.trainer_hang  # not by the clock: it may be the manager that hangs
+
+    def _silence(self, role: str) -> float:
+        """Return for how long a member that has no work may be silent; a manager holds up both of the others."""
+        hang = {TRAINER: self._plan.trainer_hang, ROLLOUT: self._plan.rollout_hang}
+        return max(self._plan.answer, hang.get(role, min(hang.values())))
+
+    def _rollout(self, seen: _Seen, now: float) -> str:
+        if now - seen.changed <= self._plan.rollout_hang:
             return FINE
         if now - seen.changed > PATIENCE * self._plan.rollout_hang:
             return FAILED

@@ -10,7 +10,8 @@ and would decide the ratio of a run of seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
@@ -34,7 +35,7 @@ class Ettr:
         credit: seconds credited for rollouts that worked on while a trainer was away.
         lost: seconds by cause: detect, restart, reconnect, recompute, checkpoint, idle; with `productive` they add up
             to `wall`.
-        by_member: share of `wall` in which each member was up.
+        by_member: share of `wall` in which each member was up; outages of one that overlap count once.
         steps: steps kept.
         repeated: steps that were done again.
         outages: every outage of a member, in order.
@@ -134,9 +135,18 @@ def ettr(events: str | Path | Sequence[Event]) -> Ettr:
 def _up(events: Sequence[Event], away: Sequence[Outage], begin: float, end: float) -> dict[str, float]:
     """Return for each member the share of the job in which it was not out."""
     members = dict.fromkeys(event.member for event in events if event.role in ("trainer", "rollout", "manager"))
-    lost = dict.fromkeys(members, 0.0)
+    out: dict[str, list[tuple[float, float]]] = {member: [] for member in members}
     for item in away:
-        for member in lost if item.whole_task else [item.member]:
-            if member in lost:
-                lost[member] += max(0.0, min(item.end, end) - max(item.fault, begin))
-    return {member: max(0.0, 1 - seconds / (end - begin)) for member, seconds in lost.items()}
+        for member in out if item.whole_task else [item.member]:
+            if member in out:
+                out[member].append((max(item.fault, begin), min(item.end, end)))
+    return {member: max(0.0, 1 - _covered(times) / (end - begin)) for member, times in out.items()}
+
+
+def _covered(stretches: Iterable[tuple[float, float]]) -> float:
+    """Return how long at least one of these stretches lasts; one that ends before it begins is empty."""
+    total, upto = 0.0, -math.inf
+    for begin, end in sorted(stretches):
+        total += max(0.0, end - max(begin, upto))
+        upto = max(upto, end)
+    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +11,19 @@ class Holding:
     """Gives a trainer's states to its holders; safe to use from several threads.
 
     A job names holders while the trainer still takes over a state, so either may come first.
+
+    Args:
+        patience: seconds to wait for a holder. One that is frozen then gets no more until it has taken what it was
+            sent: the trainer does not stand still with it.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, patience: float = 5.0) -> None:
+        self._lock, self._patience = threading.Lock(), patience
         self._holders: list[Any] | None = None
         self._served: list[Any] = []
         self._last: tuple[int, bytes] | None = None
-        self._sent: list[Any] = []
+        self._sent: list[tuple[Any, Any]] = []
+        self._late: list[tuple[Any, Any]] = []
 
     def name(self, holders: Sequence[Any], *, first: bool = False) -> None:
         """Use these holders from now on; those that are new get the last state.
@@ -40,23 +44,19 @@ class Holding:
             self._serve()
 
     def give(self, step: int, payload: bytes) -> None:
-        """Send a new state to all; the one before must have arrived, so two are never under way."""
+        """Send a new state to all; to none of them are two ever under way."""
         import ray
 
         self.settle()
         shared = ray.put(payload)
         with self._lock:
             self._last, self._served = (step, payload), list(self._holders or ())
-            self._sent = [holder.hold.remote(step, shared) for holder in self._served]
+            free = [holder for holder in self._served if all(holder != late for late, _ in self._late)]
+            self._sent = [(holder, holder.hold.remote(step, shared)) for holder in free]
 
     def settle(self) -> None:
-        """Wait until the states that were sent have arrived."""
-        import ray
-        from ray.exceptions import RayError
-
-        for sent in self._sent:
-            with contextlib.suppress(RayError):  # a holder that died: the job replaces it
-                ray.get(sent)
+        """Wait until the states that were sent have arrived, or their holders have died, or patience ends."""
+        self._late = _under_way(self._late, 0) + _under_way(self._sent, self._patience)
         self._sent = []
 
     def _serve(self) -> None:
@@ -66,3 +66,14 @@ class Holding:
             if holder not in self._served:
                 holder.hold.remote(*self._last)
                 self._served.append(holder)
+
+
+def _under_way(sent: list[tuple[Any, Any]], patience: float) -> list[tuple[Any, Any]]:
+    """Return which of these have not arrived after so many seconds."""
+    import ray
+
+    if not sent:
+        return []
+    references = [reference for _, reference in sent]
+    _, waiting = ray.wait(references, num_returns=len(references), timeout=patience)
+    return [(holder, reference) for holder, reference in sent if reference in waiting]

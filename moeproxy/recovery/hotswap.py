@@ -28,6 +28,7 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
 from moeproxy.recovery.plan import RANK_KINDS, Mishap
+from moeproxy.recovery.refusals import new_folder
 from moeproxy.recovery.snapshot_cost import SnapshotCost, ratios, snapshot_cost
 from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
 
@@ -162,7 +163,8 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
         limit: seconds after which the job is ended.
 
     Raises:
-        RecoveryError: the driver's package is not installed, or the folder is not empty.
+        RecoveryError: the driver's package is not installed, or the folder is not empty or cannot be written.
+        CheckpointError: there is no model.
 
     Example:
         >>> hot_swap(SwapPlan(model, mishaps=(Mishap("trainer-1", 8, "update"),)), "swapped").recoveries
@@ -170,9 +172,7 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
     package, module = DRIVERS[plan.driver]
     if find_spec(package) is None:
         raise RecoveryError(f"{package} is not installed", remedy="python -m pip install 'moeproxy[recovery]'")
-    place = Path(folder).absolute()
-    if place.exists() and any(place.iterdir()):
-        raise RecoveryError("the folder is not empty", where=place, remedy="give each job a new one")
+    place = new_folder(folder, plan.model)
     with atomic_file(place / _PLAN) as temporary:
         temporary.write_text(json.dumps({**plan.to_dict(), "provenance": provenance()}, indent=1), encoding="utf-8")
     log = EventLog(place, ev.JOB, "job")

@@ -25,6 +25,7 @@ from moeproxy.recovery.events import EventLog, trainer_step
 from moeproxy.recovery.outcome import RoleRun, write_job
 from moeproxy.recovery.plan import NONE, RolePlan
 from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TASK, STOP, Policy
+from moeproxy.recovery.refusals import check
 from moeproxy.recovery.trainer_role import STATES
 
 _LOOK_S = 0.05
@@ -42,7 +43,8 @@ class Job:
         report: called about twice a second with the state of all members, for a live board.
 
     Raises:
-        RecoveryError: the folder holds another job, or the run cannot be made in roles.
+        RecoveryError: the folder holds another job or cannot be written, or the run cannot be made in roles.
+        CheckpointError: there is no model.
     """
 
     def __init__(self, spec: RunSpec, folder: str | Path, plan: RolePlan | None = None, report: Report | None = None):
@@ -156,10 +158,9 @@ class Job:
         """Let every member that is ready, and has what it needs, work."""
         trainer, manager = self._workers.get(ev.TRAINER), self._workers.get(ev.MANAGER)
         if self._schedule is None and trainer and trainer.state == READY:
-            self._schedule, problem = _answer(trainer.actor.schedule.remote())
+            self._schedule, problem, cause = _answer(trainer.actor.schedule.remote(), _START_S)
             if problem:
-                self._schedule = None
-                self._fault(trainer, problem)
+                self._fault(trainer, problem, cause)
             else:
                 self._hire(ev.MANAGER, ev.MANAGER)
             return
@@ -228,9 +229,9 @@ class Job:
             worker = waited[reference]
             if self._workers.get(worker.name) is not worker:
                 continue  # replaced while this list was gone through
-            answer, problem = _answer(reference)
+            answer, problem, cause = _answer(reference)
             if problem:
-                self._fault(worker, NO_RESTART if worker.state == STARTING else problem)
+                self._fault(worker, NO_RESTART if worker.state == STARTING else problem, cause)
             elif worker.state == STARTING:
                 worker.pid, worker.state = answer, READY
                 if worker.promoted:  # it said so of the standby that it was
@@ -249,9 +250,9 @@ class Job:
         import ray
 
         now = time.monotonic()
-        for worker in [w for w in self._workers.values() if w.state == WORKING and w.role in (ev.TRAINER, ev.ROLLOUT)]:
+        for worker in [w for w in self._workers.values() if w.state == WORKING]:
             if worker.looked is not None and ray.wait([worker.looked], timeout=0)[0]:
-                progress, problem = _answer(worker.looked)
+                progress, problem, _ = _answer(worker.looked)
                 worker.looked = None
                 if not problem:
                     self._monitor.answered(worker.name, progress, now)
@@ -266,9 +267,10 @@ class Job:
 
     # Answering.
 
-    def _fault(self, worker: Worker, kind: str) -> None:
+    def _fault(self, worker: Worker, kind: str, cause: str = "") -> None:
         step = trainer_step(self.folder)
-        EventLog(self.folder, worker.role, worker.name).add(ev.DETECT, step, kind=kind)
+        said: dict[str, Any] = {"cause": cause} if cause else {}
+        EventLog(self.folder, worker.role, worker.name).add(ev.DETECT, step, kind=kind, **said)
         let_go(worker)
         del self._workers[worker.name]
         if worker.role == ev.STANDBY:
@@ -279,7 +281,7 @@ class Job:
         if decision.action == STOP:
             newest = self._checkpoints.newest()
             kept = f"the newest checkpoint is that after step {newest.step}" if newest else "there is no checkpoint"
-            self._outcome = f"failed: {decision.reason}; {kept}"
+            self._outcome = "; ".join(filter(None, (f"failed: {decision.reason}", cause, kept)))
         elif decision.action == RESTART_TASK:
             self._restart_task(decision.reason)
         else:
@@ -320,33 +322,23 @@ class Job:
         self._start_all()
 
 
-def _answer(reference: Any) -> tuple[Any, str]:
-    """Return (answer, ""), or (None, what went wrong)."""
+def _answer(reference: Any, timeout: float | None = None) -> tuple[Any, str, str]:
+    """Return (answer, "", ""), or (None, what went wrong, the exception if one was raised).
+
+    No answer in `timeout` seconds has gone wrong, too.
+    """
     import ray
-    from ray.exceptions import RayActorError, RayError
+    from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
     try:
-        return ray.get(reference), ""
-    except RayActorError:
-        return None, DIED
-    except RayError:
-        return None, RAISED
+        return ray.get(reference, timeout=timeout), "", ""
+    except RayActorError as error:
+        began = isinstance(error, ActorDiedError) and "creation task" in str(error)
+        return None, DIED, _last_line(error) if began else ""
+    except RayError as error:
+        return None, RAISED, _last_line(error) if isinstance(error, RayTaskError) else ""
 
 
-def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
-    """Refuse what cannot be made in roles.
-
-    Raises:
-        RecoveryError: a run with faults of its own, prompts that cannot be shared out, or a folder that is not empty.
-    """
-    if spec.injections or spec.remedies or spec.snapshots or spec.settings.engine != "lab":
-        raise RecoveryError(
-            "a run with training faults, remedies, snapshots or another engine",
-            expected="a healthy run on the lab's engine: a job in roles makes machine faults only",
-        )
-    if spec.settings.prompts * spec.settings.samples % plan.shares or spec.settings.prompts % plan.shares:
-        raise RecoveryError(
-            f"{spec.settings.prompts} prompts cannot be shared out into {plan.shares} parts", remedy="change `shares`"
-        )
-    if folder.exists() and any(folder.iterdir()):
-        raise RecoveryError("the folder is not empty", where=folder, remedy="give each job a new one")
+def _last_line(error: Exception) -> str:
+    """Return the last line of a traceback: the exception that began it."""
+    return str(error).strip().rpartition("\n")[2]

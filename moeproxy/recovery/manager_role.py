@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.recovery import events as ev
+from moeproxy.recovery.detection import Progress
 from moeproxy.recovery.events import EventLog
 from moeproxy.recovery.plan import RolePlan, suffer
 
@@ -77,6 +78,11 @@ class ManagerRole:
     async def serve(self) -> None:
         """Never return: whoever waits for this hears at once when the manager dies."""
         await asyncio.Event().wait()
+
+    async def progress(self) -> Progress:
+        """Answer a heartbeat."""
+        whole = len(self._done.get(self._committed + 1, ())) == self._shares
+        return Progress("serve", 0, self._committed + whole)
 
     async def next(self, member: str) -> Order | None:
         """Return the next share for a rollout, waiting for one; None when everything has been generated.

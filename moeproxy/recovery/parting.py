@@ -50,6 +50,7 @@ class Parting:
         differences: every tensor that differs after `step`, causes first (see `moeproxy.recovery.digests.PARTS`).
         tensors: number of tensors in the state at `step`.
         repeats: steps that were done more than once by either run, and compared each time.
+        alone: steps that one run kept and the other did not: one may have ended early, or its log be damaged.
     """
 
     runs: tuple[str, str]
@@ -59,6 +60,7 @@ class Parting:
     differences: tuple[Difference, ...] = ()
     tensors: int = 0
     repeats: tuple[int, ...] = ()
+    alone: tuple[int, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -73,7 +75,8 @@ class Parting:
     def __repr__(self) -> str:
         again = f", {len(self.repeats)} of them done more than once" if self.repeats else ""
         if self.step is None:
-            return f"Parting(equal bit for bit in all {self.steps} steps compared{again})"
+            alone = f"; {len(self.alone)} are in one run only" if self.alone else ""
+            return f"Parting(equal bit for bit in all {self.steps} steps compared{again}{alone})"
         shown = ", ".join(map(str, self.differences[:_SHOWN]))
         rest = f" and {len(self.differences) - _SHOWN} more" if len(self.differences) > _SHOWN else ""
         return f"Parting(after step {self.step}, {len(self.differences)} of {self.tensors} tensors: {shown}{rest})"
@@ -95,7 +98,8 @@ class Parting:
         with saved_json(path, _FORMAT, "comparison of two runs") as stored:
             first, second = stored.pop("runs")
             found = tuple(Difference(**item) for item in stored.pop("differences"))
-            return Parting(**{**stored, "repeats": tuple(stored["repeats"])}, runs=(first, second), differences=found)
+            steps: dict[str, Any] = {name: tuple(stored.pop(name, ())) for name in ("repeats", "alone")}
+            return Parting(**stored, **steps, runs=(first, second), differences=found)
 
 
 @runtime_checkable
@@ -165,6 +169,7 @@ def verify(run_a: str | Path, run_b: str | Path) -> Parting:
 
     Raises:
         RecoveryError: a run kept nothing to compare, or the two have no step in common.
+        LabError: a snapshot cannot be read.
 
     Example:
         >>> verify("undisturbed", "killed-in-step-7").equal
@@ -178,6 +183,7 @@ def verify(run_a: str | Path, run_b: str | Path) -> Parting:
             where=f"{run_a} and {run_b}",
             expected=f"some of the steps {_range(first.steps)} in the other, which has {_range(second.steps)}",
         )
+    alone = tuple(sorted(first.steps ^ second.steps))
     names, last, repeats = (str(run_a), str(run_b)), None, []
     for step in common:
         sides = first.digests(step), second.digests(step)
@@ -185,9 +191,9 @@ def verify(run_a: str | Path, run_b: str | Path) -> Parting:
         if parted := _parted(*sides):
             measured = _measured(parted, first.tensors(step), second.tensors(step))
             everything = len({name for side in sides for state in side for name in state})
-            return Parting(names, len(common), step, last, measured, everything, tuple(repeats))
+            return Parting(names, len(common), step, last, measured, everything, tuple(repeats), alone)
         last = step
-    return Parting(names, len(common), None, last, repeats=tuple(repeats))
+    return Parting(names, len(common), None, last, repeats=tuple(repeats), alone=alone)
 
 
 def _opened(path: Path) -> _Run:

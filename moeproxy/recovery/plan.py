@@ -75,9 +75,11 @@ class RolePlan:
         strategy: after a fault, `role`, `task` or `none`, as in `moeproxy.recovery.calculator`.
         checkpoint_every: steps between checkpoints on disk.
         heartbeat: seconds between looks at the members.
-        trainer_hang: seconds in the phase `update` or `publish` without progress, after which a trainer is failed.
+        trainer_hang: seconds in the phase `update` or `publish` without progress, after which a trainer is failed; also
+            in `wait`, when it answers nothing or takes nothing of what is there for it.
         rollout_hang: seconds without throughput, though it has work, after which a rollout is asked for a heartbeat,
-            and failed when it gives none (60 in RobustRL).
+            and failed when it gives none (60 in RobustRL). One without work is failed when it answers nothing for so
+            long, and a manager for the shorter of both times, but at least `answer`.
         answer: seconds a member has to answer a heartbeat.
         max_task_restarts: restarts of the whole task after which the job ends.
         mishaps: faults to make on purpose.

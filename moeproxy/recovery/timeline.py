@@ -13,6 +13,8 @@ from moeproxy.recovery.events import (
     FAULT,
     JOB_END,
     JOB_START,
+    MANAGER,
+    PHASE,
     READY,
     ROLLOUT,
     STANDBY,
@@ -123,7 +125,8 @@ def outages(events: Sequence[Event]) -> list[Outage]:
     """Return every outage that was noticed, in order.
 
     A member's begins with its `fault` (else its `detect`) and ends when the replacement works: a trainer with its next
-    step, a rollout when it is connected. A standby's is none of the job's: nobody waits for it.
+    step, a rollout when it is connected (or waits for work, if there was none any more), a manager when it is ready: it
+    needs nothing from others. A standby's is none of the job's: nobody waits for it.
     """
     found: list[Outage] = []
     pending: dict[str, float] = {}
@@ -148,22 +151,28 @@ def outages(events: Sequence[Event]) -> list[Outage]:
 
 def _outage(event: Event, fault: float, step: int | None, later: Sequence[Event]) -> Outage:
     whole = event.event == TASK_RESTART
+    own = [e for e in later if e.member == event.member]
     last = later[-1].t if later else event.t
-    returned = (STEP_BEGIN,) if whole or event.role == TRAINER else (CONNECTED,)
-    member = None if whole else event.member
-    stop = _first(later, returned, None if whole or event.role == TRAINER else member) or _end_of_job(later) or last
-    up = [e.t for e in later if e.event == READY and e.t <= stop and (whole or e.member == member)]
+    stop = _returned(TRAINER if whole else event.role, own, later) or _first(later, JOB_END) or last
+    up = [e.t for e in (later if whole else own) if e.event == READY and e.t <= stop]
     ready = (max(up) if whole else up[0]) if up else stop
     kind = str(event.info.get("kind", event.info.get("reason", "")))
     return Outage(event.member, event.role, step, fault, event.t, ready, stop, kind, whole)
 
 
-def _first(events: Iterable[Event], names: tuple[str, ...], member: str | None) -> float | None:
-    return next((e.t for e in events if e.event in names and member in (None, e.member)), None)
+def _returned(role: str, own: Sequence[Event], later: Sequence[Event]) -> float | None:
+    """Return when a member worked again: `own` are its events after the outage was noticed, `later` everybody's."""
+    if role == TRAINER:  # ranks that train together begin together; after the last step there is none to begin
+        return _first(later, STEP_BEGIN) or _first(own, CONNECTED)
+    if role == MANAGER:
+        return _first(own, READY)
+    phases = [e.info.get("phase") for e in own if e.event == PHASE]
+    # It connects with its first share. One that waits to the end for a share was ready all the time.
+    return _first(own, CONNECTED) or (_first(own, READY) if phases[-1:] == ["idle"] else None)
 
 
-def _end_of_job(events: Iterable[Event]) -> float | None:
-    return next((e.t for e in events if e.event == JOB_END), None)
+def _first(events: Iterable[Event], name: str) -> float | None:
+    return next((e.t for e in events if e.event == name), None)
 
 
 def spans(

@@ -50,7 +50,7 @@ class TrainerRole:
         from moeproxy.lab.run import prepared
 
         self.model = nn.Module()  # the rollouts' weights are theirs
-        self._holding = Holding()
+        self._holding = Holding(self._member.plan.answer)
         self._weights: dict[int, Any] = {}  # what rollouts were sent, by version
         self._committed = 0
         self._open = contextlib.ExitStack()

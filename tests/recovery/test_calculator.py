@@ -74,6 +74,15 @@ def test_a_job_that_never_gets_through_is_infinite_not_an_overflow() -> None:
     assert (found.ratio, found.wall) == (0.0, math.inf)
 
 
+@pytest.mark.parametrize("strategy", ["none", "task", "role"])
+@pytest.mark.parametrize(("mtbf", "step"), [(0.01, 60.0), (1e-308, 60.0), (1e6, 1e308)])
+def test_the_same_of_every_strategy(strategy: str, mtbf: float, step: float) -> None:
+    """With roles the ratio was no number: the rollouts' credit over a wall clock without end."""
+    found = expected(Cluster(step=step, trainers=4, rollouts=4, mtbf=mtbf), strategy)
+    assert (found.ratio, found.strict, found.wall) == (0.0, 0.0, math.inf)
+    assert not any(math.isnan(seconds) for seconds in found.lost.values())
+
+
 def test_the_figures_of_robustrl_agree_with_each_other() -> None:
     """60 % with restarts of everything; 8.4 to 17.4 % less wall clock with roles; over 80 % by the paper's definition.
 
@@ -105,6 +114,10 @@ def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
     assert (found.step, found.detect, found.restart_trainer) == (2.0, 1.0, 2.25)
     assert (found.restart_rollout, found.restart_task, found.reconnect) == (6.0, 9.0, 0.75)
     assert (found.trainers, found.rollouts) == (8, 24)
+    manager = Outage("manager", "manager", 6, 30.0, 31.0, 49.0, 59.0)  # none of the machines: it changes no cost
+    assert Cluster.measured(replace(run, outages=(*outages, manager)), trainers=8, rollouts=24) == found
+    alone = Cluster.measured(replace(run, outages=(manager,)))
+    assert (alone.detect, alone.reconnect, alone.restart_task) == (1.0, Cluster(1.0).reconnect, 600.0)
     with pytest.raises(RecoveryError, match="no outage"):
         Cluster.measured(replace(run, outages=()))
 
@@ -113,6 +126,15 @@ def test_what_cannot_be_computed_is_refused() -> None:
     for wrong in ({"step": 0.0}, {"mtbf": math.nan}, {"trainers": 0}, {"detect": -1.0}, {"checkpoint_every": 0}):
         with pytest.raises(RecoveryError, match=f"{next(iter(wrong))} is"):
             Cluster(**({"step": 1.0} | wrong))
+    for huge in (10**400, math.inf):
+        with pytest.raises(RecoveryError, match="step is"):
+            Cluster(step=huge)
+    with pytest.raises(RecoveryError, match="nan faults a step"):
+        PAPER.at_faults_per_step(math.nan)
+    with pytest.raises(RecoveryError, match="a goal of nan"):
+        solved(PAPER, "restart_trainer", "role", ratio=math.nan)
+    with pytest.raises(RecoveryError, match=r"no cost 'mtbf'.*restart_task"):
+        solved(PAPER, "mtbf", "role", ratio=0.9)
     with pytest.raises(RecoveryError, match="no strategy 'hope'"):
         recovery.expected(PAPER, "hope")
     with pytest.raises(RecoveryError, match="more than 0"):

@@ -77,6 +77,55 @@ def test_a_rollout_away_alone_costs_nothing_while_the_trainer_goes_on() -> None:
     assert found.by_member == {"trainer": 1.0, "rollout-0": pytest.approx(1 - 2.5 / 4)}
 
 
+def _phase(t: float, member: str, phase: str) -> Event:
+    return Event(t, member.partition("-")[0], member, ev.PHASE, None, {"phase": phase})
+
+
+@pytest.mark.parametrize(
+    ("member", "back", "end"),
+    [
+        ("manager", [(13.0, ev.READY)], 13.0),  # it needs nothing from others
+        ("rollout-0", [(13.0, ev.READY), (14.0, ev.CONNECTED)], 14.0),
+        ("rollout-0", [(13.0, ev.READY), (13.1, "idle")], 13.0),  # there was nothing left to generate
+        ("rollout-0", [(13.0, ev.READY), (13.1, "idle"), (13.2, "weights")], 20.0),  # they never came
+        ("trainer", [(13.0, ev.READY), (14.0, ev.CONNECTED)], 14.0),  # after the last step there is none to begin
+        ("trainer", [(13.0, ev.READY), (14.0, ev.CONNECTED), (15.0, ev.STEP_BEGIN)], 15.0),
+        ("manager", [], 20.0),
+        ("rollout-0", [], 20.0),
+        ("trainer", [], 20.0),
+    ],
+)
+def test_an_outage_ends_when_the_member_works_again(member: str, back: list[tuple[float, str]], end: float) -> None:
+    role = member.partition("-")[0]
+    made = [
+        _phase(t, member, name) if name in ("idle", "weights") else Event(t, role, member, name) for t, name in back
+    ]
+    before = _job(START, *_steps(10, 1, 1), (11.0, member, ev.FAULT), (12.0, member, ev.DETECT))
+    others = [Event(12.5, "rollout", "rollout-1", name) for name in (ev.READY, ev.CONNECTED)]
+    found = recovery.ettr([*before, *others, *made, *_job((20.0, "job", ev.JOB_END))])
+    (outage,) = found.outages
+    assert (outage.fault, outage.detect, outage.end) == (11.0, 12.0, end)
+    assert outage.ready == (13.0 if back else end)
+    assert found.by_member[member] == pytest.approx(1 - (end - 11) / 10)
+
+
+def test_outages_of_one_member_that_overlap_count_once() -> None:
+    """The manager's replacement dies before it is ready, and a rollout is away when the whole task restarts."""
+    twice = ((11.0, "manager", ev.DETECT), (12.0, "manager", ev.DETECT), (13.0, "manager", ev.READY))
+    task = ((15.0, "rollout-0", ev.DETECT), (17.0, "trainer", ev.DETECT), (17.1, "job", ev.TASK_RESTART))
+    back = ((18.5, "manager", ev.READY), (18.5, "trainer", ev.READY), (20.0, "rollout-0", ev.CONNECTED))
+    rows = [START, *_steps(10, 1, 1), *twice, *task, *back, *_steps(19, 1, 2), (21.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0])))
+    assert [(item.member, item.end) for item in found.outages] == [
+        ("manager", 13.0), ("manager", 13.0), ("rollout-0", 20.0), ("job", 19.0)
+    ]  # fmt: skip
+    assert found.by_member == {
+        "trainer": pytest.approx(1 - 2 / 11),
+        "manager": pytest.approx(1 - (2 + 2) / 11),
+        "rollout-0": pytest.approx(1 - 5 / 11),
+    }
+
+
 def test_what_a_restart_from_the_checkpoint_does_again_is_lost_and_earns_no_credit() -> None:
     away = ((15.0, "trainer", ev.FAULT), (16.0, "job", ev.TASK_RESTART), (18.0, "rollout-0", ev.READY))
     rows = [START, *_steps(10, 2, 1, 2), AWAY, *away, *_steps(19, 2, 2, 3), (23.0, "job", ev.JOB_END)]

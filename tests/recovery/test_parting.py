@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moeproxy import recovery
-from moeproxy.errors import RecoveryError
+from moeproxy.errors import LabError, RecoveryError
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, RunSpec, Snapshots
 from moeproxy.lab.snapshot import Snapshot
@@ -113,6 +113,26 @@ def test_a_tensor_that_one_run_lacks_is_a_difference(tmp_path: Path) -> None:
     found = recovery.verify(_log(tmp_path / "a", [(1, _state())]), _log(tmp_path / "b", [(1, state)]))
     assert (found.tensor, found.differences[0].missing) == ("weights/first", "b")
     assert "only in the first run" in repr(found)
+
+
+def test_steps_that_one_run_lacks_are_told(tmp_path: Path) -> None:
+    """A log that ended early, or lost a line to damage, is equal in what is left of it, and no more."""
+    whole, hurt = (_log(tmp_path / name, [(step, _state()) for step in STEPS]) for name in "ab")
+    lines = (hurt / "digests.jsonl").read_text().splitlines()
+    (hurt / "digests.jsonl").write_text("\n".join([lines[0], lines[1][:40], lines[2], lines[3][:40]]) + "\n")
+    for found in (recovery.verify(whole, hurt), recovery.verify(hurt, whole)):
+        assert (found.equal, found.steps, found.alone) == (True, 2, (2, 4))
+        assert repr(found) == "Parting(equal bit for bit in all 2 steps compared; 2 are in one run only)"
+        assert Parting.load(found.save(tmp_path / "found.json")) == found
+    assert recovery.verify(whole, whole).alone == ()
+
+
+@pytest.mark.parametrize("written", [b"", b"nonsense"])
+def test_a_damaged_snapshot_is_named(written: bytes, tmp_path: Path) -> None:
+    kept, hurt = _snapshots(tmp_path / "a"), _snapshots(tmp_path / "b")
+    (hurt / "run-after00002.pt").write_bytes(written)
+    with pytest.raises(LabError, match=r"b/run-after00002\.pt: no readable snapshot"):
+        recovery.verify(kept, hurt)
 
 
 def test_a_torn_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path) -> None:

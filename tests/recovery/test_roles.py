@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from moeproxy import recovery
-from moeproxy.errors import RecoveryError
+from moeproxy.errors import CheckpointError, RecoveryError
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import Job, Mishap, RolePlan, RoleRun, crew
+from moeproxy.recovery.child import start_job
 from moeproxy.recovery.crew import ray_running
 from moeproxy.recovery.job import Report
 from moeproxy.recovery.machine_faults import machine_fault
@@ -144,6 +145,34 @@ def test_what_hangs_is_noticed_by_its_role_and_replaced(undisturbed: RoleRun, tm
 
 @pytest.mark.job
 @pytest.mark.kill
+def test_a_trainer_that_takes_nothing_or_is_frozen_while_it_waits_is_replaced(
+    undisturbed: RoleRun, tmp_path: Path
+) -> None:
+    """One hangs with all it waits for at hand, and answers; the next is stopped by a signal, and answers nothing."""
+    frozen: list[int] = []
+
+    def freeze(board: dict[str, Any]) -> None:
+        trainer = board["members"].get("trainer", {})
+        if board["step"] >= 6 and not frozen and trainer.get("phase") == "wait":
+            os.kill(trainer["pid"], signal.SIGSTOP)
+            events = [event for event in recovery.read_events(tmp_path / "job") if event.member == "trainer"]
+            if events[-1].info.get("phase") == "wait":  # and it still does
+                frozen.append(trainer["pid"])
+            else:
+                os.kill(trainer["pid"], signal.SIGCONT)
+
+    slow = [Mishap(name, 4, "generate", "slow", 0.4) for name in RolePlan().rollout_names]  # so that it waits
+    hang = Mishap("trainer", 3, "wait", "hang")
+    found = _job(tmp_path / "job", hang, *slow, report=freeze, trainer_hang=3.0, heartbeat=0.1)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert found.task_restarts == []
+    assert len(frozen) == 1
+    assert [(item.role, item.kind) for item in found.ettr().outages] == [("trainer", "hung"), ("trainer", "hung")]
+
+
+@pytest.mark.job
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
@@ -220,6 +249,14 @@ def test_a_job_that_cannot_go_on_ends_with_a_verdict_and_a_checkpoint(one_ray: N
 
 
 @pytest.mark.job
+@pytest.mark.kill
+def test_the_verdict_has_the_exception_that_ended_the_job(one_ray: None, tmp_path: Path) -> None:
+    found = _job(tmp_path / "job", Mishap("trainer", 1, "update", "raise"), max_task_restarts=0)
+    assert "trainer raised in the first step" in found.outcome
+    assert "RuntimeError: made to fail in step 1, phase update; there is no checkpoint" in found.outcome
+
+
+@pytest.mark.job
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.kill), "interrupt"])
 def test_a_job_that_is_stopped_or_whose_cell_is_interrupted_leaves_no_process(
     how: str, one_ray: None, tmp_path: Path, request: pytest.FixtureRequest
@@ -254,6 +291,14 @@ def test_what_cannot_be_made_in_roles_is_refused(tmp_path: Path) -> None:
         Job(SPEC, tmp_path / "c")
     with pytest.raises(RecoveryError, match="no job in roles"):
         RoleRun.load(tmp_path / "c")
+    for unusable in (tmp_path / "c" / "mine.txt", tmp_path / "c" / "mine.txt" / "below"):
+        with pytest.raises(RecoveryError, match=r"no folder for a job \((File exists|Not a directory)\)"):
+            Job(SPEC, unusable)
+        with pytest.raises(RecoveryError, match="no folder for a job"):
+            start_job(SPEC, unusable)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        Job(replace(SPEC, model=tmp_path / "none"), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
 
 
 def test_without_ray_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
