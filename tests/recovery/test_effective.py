@@ -94,6 +94,29 @@ def test_a_checkpoint_that_holds_the_trainer_up_is_lost() -> None:
     assert (found.lost["checkpoint"], found.productive) == (1.5, 6.5)
 
 
+@pytest.mark.parametrize("noticed", [13.2, 14.8, 15.5])
+def test_a_step_that_the_other_ranks_finish_after_a_fault_is_kept(noticed: float) -> None:
+    """Replicas: one dies in step 2 at 13 s, two finish it at 14 s, and step 3 begins at 14.5 s; noticed at any time."""
+    rows: list[Row] = [START, (13.0, "trainer-1", ev.FAULT, 2), (noticed, "trainer-1", ev.DETECT)]
+    for member in ("trainer-0", "trainer-1", "trainer-2"):
+        rows += [(10.0, member, ev.STEP_BEGIN, 1), (12.0, member, ev.STEP_COMMIT, 1), (12.0, member, ev.STEP_BEGIN, 2)]
+    for late, member in ((0.0, "trainer-0"), (0.125, "trainer-2")):
+        rows += [(14.0 + late, member, ev.STEP_COMMIT, 2)]
+        rows += [(14.5 + late, member, ev.STEP_BEGIN, 3), (16.0 + late, member, ev.STEP_COMMIT, 3)]
+    rows += [(16.0, "trainer-0", ev.STEP_BEGIN, 4), (17.0, "trainer-0", ev.STEP_COMMIT, 4), (17.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]), trainers=2, rollouts=0))
+    assert (found.steps, found.repeated, found.lost["recompute"]) == (4, 0, 0.0)
+    assert (found.wall, found.productive, len(found.outages)) == (7.0, 6.5, 1)
+
+
+def test_a_step_that_the_other_ranks_begin_anew_after_a_fault_was_cut_short_by_it() -> None:
+    rows: list[Row] = [START, (13.0, "trainer-1", ev.FAULT, 1), (13.5, "trainer-1", ev.DETECT)]
+    rows += [(t, m, ev.STEP_BEGIN, 1) for t in (10.0, 15.0) for m in ("trainer-0", "trainer-2")]
+    rows += [(10.0, "trainer-1", ev.STEP_BEGIN, 1), (18.0, "trainer-0", ev.STEP_COMMIT, 1), (18.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]), trainers=2, rollouts=0))
+    assert (found.steps, found.productive, found.lost["recompute"]) == (1, 3.0, 3.0)
+
+
 def test_a_standby_that_dies_is_no_outage_of_the_job() -> None:
     rows = [START, *_steps(10, 2, 1), (11.0, "standby-0", ev.DETECT), (12.0, "job", ev.JOB_END)]
     assert recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]))).outages == ()
