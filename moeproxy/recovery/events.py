@@ -51,6 +51,8 @@ EVENTS = (
     DETECT,
     TASK_RESTART,
 )
+SURVIVED = ("disk_full", "corrupt", "drop", "mute")
+"""Kinds of faults that end no process."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from moeproxy.recovery.events import (
     STANDBY,
     STEP_BEGIN,
     STEP_COMMIT,
+    SURVIVED,
     TASK_RESTART,
     TRAINER,
     Event,
@@ -139,7 +140,8 @@ def outages(events: Sequence[Event]) -> list[Outage]:
     """Return every outage that was noticed, in order.
 
     A member's begins with its `fault` (else its `detect`) and ends when the replacement works: a trainer with its next
-    step, a rollout when it is connected. A standby's is none of the job's: nobody waits for it.
+    step, a rollout when it is connected. A standby's is none of the job's: nobody waits for it. A fault that ends no
+    process, as a full disk, begins none.
     """
     found: list[Outage] = []
     pending: dict[str, float] = {}
@@ -149,7 +151,7 @@ def outages(events: Sequence[Event]) -> list[Outage]:
             step = event.step
         if event.role == STANDBY:
             continue
-        if event.event == FAULT:
+        if event.event == FAULT and event.info.get("kind") not in SURVIVED:
             pending.setdefault(event.member, event.t)
         elif event.event in (DETECT, TASK_RESTART):
             fault = min(pending.pop(event.member, event.t), event.t)

@@ -109,6 +109,19 @@ def test_a_step_that_the_other_ranks_finish_after_a_fault_is_kept(noticed: float
     assert (found.wall, found.productive, len(found.outages)) == (7.0, 6.5, 1)
 
 
+@pytest.mark.parametrize("kind", ev.SURVIVED)
+def test_a_fault_that_ends_no_process_begins_no_outage_and_ends_no_step(kind: str) -> None:
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *OUT, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END)]
+    without = recovery.ettr(_job(*rows))
+    events = _job(*rows)
+    events.insert(4, Event(13.0, "trainer", "trainer", ev.FAULT, 2, {"kind": kind, "phase": "publish"}))
+    assert recovery.ettr(events) == without
+    assert without.lost["detect"] == 1.0
+    calm = _job(START, *_steps(10, 2, 1, 2), (14.0, "job", ev.JOB_END))
+    calm.insert(4, Event(13.0, "trainer", "trainer", ev.FAULT, 2, {"kind": kind, "phase": "publish"}))
+    assert (recovery.ettr(calm).ratio, recovery.ettr(calm).outages) == (1.0, ())
+
+
 def test_a_step_that_the_other_ranks_begin_anew_after_a_fault_was_cut_short_by_it() -> None:
     rows: list[Row] = [START, (13.0, "trainer-1", ev.FAULT, 1), (13.5, "trainer-1", ev.DETECT)]
     rows += [(t, m, ev.STEP_BEGIN, 1) for t in (10.0, 15.0) for m in ("trainer-0", "trainer-2")]
