@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from html import escape
-from numbers import Real
 
 import numpy as np
 from scipy.optimize import brentq
@@ -245,7 +244,7 @@ def solved(
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, Real) and abs(value) <= sys.float_info.max
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def _median(values: list[float]) -> float:

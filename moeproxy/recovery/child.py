@@ -132,10 +132,10 @@ def start_job(spec: RunSpec, folder: str | Path, plan: RolePlan | None = None) -
         plan: roles, detection, mishaps.
 
     Raises:
-        RecoveryError: Ray is not installed, the folder is unusable, or the run cannot be made in roles.
-        CheckpointError: there is no model.
+        RecoveryError: Ray is not installed, there is no such model, the folder is unusable, or the run cannot be
+            made in roles.
     """
-    from moeproxy.recovery.refusals import check
+    from moeproxy.recovery.job import check
 
     if find_spec("ray") is None:
         raise RecoveryError("ray is not installed", remedy="python -m pip install 'moeproxy[recovery]'")

@@ -27,8 +27,8 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
-from moeproxy.recovery.plan import RANK_KINDS, Mishap
-from moeproxy.recovery.refusals import new_folder
+from moeproxy.recovery.inputs import positive, usable_folder, usable_model, whole
+from moeproxy.recovery.plan import RANK_KINDS, Mishap, happening
 from moeproxy.recovery.snapshot_cost import SnapshotCost, ratios, snapshot_cost
 from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
 
@@ -66,8 +66,12 @@ class SwapPlan:
             with `sharded`, and a machine after ten seconds or more.
         timeout: seconds after which a collective is given up.
         mishaps: members are "trainer-0", ..., in the order in which they were started, spares last; phases `update`
-            (before the weights change), `publish` (while a snapshot or checkpoint is written), `recover` and, with
-            `sharded`, `wait` (of a spare). With `replicated`, of kind `kill` only.
+            (before the weights change), `publish` (while a snapshot or checkpoint is written; with `replicated` of the
+            rank that writes it, the first), `recover` and, with `sharded`, `wait` (of a spare, of kind `kill`). With
+            `replicated`, of kind `kill` only.
+
+    Raises:
+        RecoveryError: a value that cannot work, or a mishap that would never happen.
     """
 
     model: Path
@@ -88,16 +92,32 @@ class SwapPlan:
     def __post_init__(self) -> None:
         if self.driver not in DRIVERS:
             raise RecoveryError(f"no driver {self.driver!r}", expected=f"one of {', '.join(DRIVERS)}")
-        least = {"steps": 1, "active": 2, "spares": 0, "batch": 1, "checkpoint_every": 1, "snapshot_every": 1}
+        least = {"active": 2, "spares": 0, "seed": 0}
+        least |= dict.fromkeys(("steps", "batch", "checkpoint_every", "snapshot_every"), 1)
         for name, value in least.items():
-            if getattr(self, name) < value:
-                raise RecoveryError(f"{name} is {getattr(self, name)}", expected=f"at least {value}")
+            whole(name, getattr(self, name), value)
+        positive("learning_rate", self.learning_rate, zero=True)
+        for name in ("heartbeat", "timeout"):
+            positive(name, getattr(self, name))
+        self._check_mishaps()
+
+    def _check_mishaps(self) -> None:
         kinds = RANK_KINDS if self.driver == SHARDED else ("kill",)
         if others := {item.kind for item in self.mishaps} - set(kinds):
             raise RecoveryError(f"mishaps of kind {', '.join(sorted(others))}", expected=", ".join(kinds))
         unknown = {item.member for item in self.mishaps} - set(self.members)
         if unknown:
             raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(self.members)}")
+        waiting = [item for item in self.mishaps if item.phase == "wait"]
+        if others := {item.kind if self.driver == SHARDED else self.driver for item in waiting} - {"kill"}:
+            raise RecoveryError(
+                f"mishaps in phase wait: {', '.join(sorted(others))}", expected=f"kind kill, driver {SHARDED}"
+            )
+        happening(self.mishaps, self.steps, {"publish": lambda item: self._publishes(item.step)})
+
+    def _publishes(self, step: int) -> bool:
+        copied = self.driver == SHARDED and step % self.snapshot_every == 0
+        return copied or step % self.checkpoint_every == 0
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -163,8 +183,8 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
         limit: seconds after which the job is ended.
 
     Raises:
-        RecoveryError: the driver's package is not installed, or the folder is not empty or cannot be written.
-        CheckpointError: there is no model.
+        RecoveryError: the driver's package is not installed, there is no such model, the folder is not empty, or the
+            limit is no number above 0.
 
     Example:
         >>> hot_swap(SwapPlan(model, mishaps=(Mishap("trainer-1", 8, "update"),)), "swapped").recoveries
@@ -172,7 +192,10 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
     package, module = DRIVERS[plan.driver]
     if find_spec(package) is None:
         raise RecoveryError(f"{package} is not installed", remedy="python -m pip install 'moeproxy[recovery]'")
-    place = new_folder(folder, plan.model)
+    positive("limit", limit, endless=True)
+    usable_model(plan.model)
+    place = Path(folder).absolute()
+    usable_folder(place)
     with atomic_file(place / _PLAN) as temporary:
         temporary.write_text(json.dumps({**plan.to_dict(), "provenance": provenance()}, indent=1), encoding="utf-8")
     log = EventLog(place, ev.JOB, "job")

@@ -22,10 +22,10 @@ from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.crew import DONE, READY, STARTING, WORKING, Worker, hired, let_go, ray_running
 from moeproxy.recovery.detection import ASK, FAILED, Monitor
 from moeproxy.recovery.events import EventLog, trainer_step
+from moeproxy.recovery.inputs import positive, usable_folder, usable_model
 from moeproxy.recovery.outcome import RoleRun, write_job
-from moeproxy.recovery.plan import NONE, RolePlan
+from moeproxy.recovery.plan import NONE, ON_DISK, RolePlan, happening
 from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TASK, STOP, Policy
-from moeproxy.recovery.refusals import check
 from moeproxy.recovery.trainer_role import STATES
 
 _LOOK_S = 0.05
@@ -43,8 +43,7 @@ class Job:
         report: called about twice a second with the state of all members, for a live board.
 
     Raises:
-        RecoveryError: the folder holds another job or cannot be written, or the run cannot be made in roles.
-        CheckpointError: there is no model.
+        RecoveryError: there is no such model, the folder holds another job, or the run cannot be made in roles.
     """
 
     def __init__(self, spec: RunSpec, folder: str | Path, plan: RolePlan | None = None, report: Report | None = None):
@@ -92,8 +91,9 @@ class Job:
 
         Raises:
             LabError: no Ray could be started.
-            RecoveryError: Ray is not installed.
+            RecoveryError: Ray is not installed, or the limit is no number above 0.
         """
+        positive("limit", limit, endless=True)
         write_job(self.spec, self.plan, self.folder)
         with ray_running():
             try:
@@ -342,3 +342,26 @@ def _answer(reference: Any, timeout: float | None = None) -> tuple[Any, str, str
 def _last_line(error: Exception) -> str:
     """Return the last line of a traceback: the exception that began it."""
     return str(error).strip().rpartition("\n")[2]
+
+
+def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
+    """Refuse what cannot be made in roles.
+
+    Raises:
+        RecoveryError: a run with faults of its own, prompts that cannot be shared out, no model, mishaps that would
+            never happen, or a folder that is not empty.
+    """
+    if spec.injections or spec.remedies or spec.snapshots or spec.settings.engine != "lab":
+        raise RecoveryError(
+            "a run with training faults, remedies, snapshots or another engine",
+            expected="a healthy run on the lab's engine: a job in roles makes machine faults only",
+        )
+    if spec.settings.prompts * spec.settings.samples % plan.shares or spec.settings.prompts % plan.shares:
+        raise RecoveryError(
+            f"{spec.settings.prompts} prompts cannot be shared out into {plan.shares} parts", remedy="change `shares`"
+        )
+    steps, every = spec.settings.steps, plan.checkpoint_every
+    saved = {"publish": lambda item: item.kind not in ON_DISK or item.step % every == 0 or item.step == steps}
+    happening(plan.mishaps, steps, saved)
+    usable_model(spec.model)
+    usable_folder(folder)

@@ -50,7 +50,7 @@ class Parting:
         differences: every tensor that differs after `step`, causes first (see `moeproxy.recovery.digests.PARTS`).
         tensors: number of tensors in the state at `step`.
         repeats: steps that were done more than once by either run, and compared each time.
-        alone: steps that one run kept and the other did not: one may have ended early, or its log be damaged.
+        ends: the last step that each run kept whole; None in a file of an older version.
     """
 
     runs: tuple[str, str]
@@ -60,12 +60,19 @@ class Parting:
     differences: tuple[Difference, ...] = ()
     tensors: int = 0
     repeats: tuple[int, ...] = ()
-    alone: tuple[int, ...] = ()
+    ends: tuple[int, int] | None = None
 
     @property
     def equal(self) -> bool:
-        """Whether all compared states are equal bit for bit."""
-        return self.step is None
+        """Whether all compared states are equal bit for bit, and neither run ends before the other."""
+        return self.step is None and not self.shorter
+
+    @property
+    def shorter(self) -> str:
+        """The run that ends before the other, "a" or "b", so that the rest cannot be compared; else ""."""
+        if self.ends is None or self.ends[0] == self.ends[1]:
+            return ""
+        return "a" if self.ends[0] < self.ends[1] else "b"
 
     @property
     def tensor(self) -> str | None:
@@ -75,11 +82,19 @@ class Parting:
     def __repr__(self) -> str:
         again = f", {len(self.repeats)} of them done more than once" if self.repeats else ""
         if self.step is None:
-            alone = f"; {len(self.alone)} are in one run only" if self.alone else ""
-            return f"Parting(equal bit for bit in all {self.steps} steps compared{again}{alone})"
+            return f"Parting(equal bit for bit in all {self.steps} steps compared{again}{self._rest()})"
         shown = ", ".join(map(str, self.differences[:_SHOWN]))
         rest = f" and {len(self.differences) - _SHOWN} more" if len(self.differences) > _SHOWN else ""
         return f"Parting(after step {self.step}, {len(self.differences)} of {self.tensors} tensors: {shown}{rest})"
+
+    def _rest(self) -> str:
+        if not self.ends or not self.shorter:
+            return ""
+        end, names = min(self.ends), ("first", "second") if self.shorter == "a" else ("second", "first")
+        return (
+            f"; the {names[0]} run ends with step {end}, the {names[1]} goes on to step {max(self.ends)}: "
+            f"nothing can be compared from step {end + 1} on"
+        )
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(' and '.join(self.runs))}: {escape(repr(self)[8:-1])}</p>"
@@ -98,8 +113,13 @@ class Parting:
         with saved_json(path, _FORMAT, "comparison of two runs") as stored:
             first, second = stored.pop("runs")
             found = tuple(Difference(**item) for item in stored.pop("differences"))
-            steps: dict[str, Any] = {name: tuple(stored.pop(name, ())) for name in ("repeats", "alone")}
-            return Parting(**stored, **steps, runs=(first, second), differences=found)
+            ends = tuple(stored.pop("ends", None) or ())
+            return Parting(
+                **{**stored, "repeats": tuple(stored["repeats"])},
+                runs=(first, second),
+                differences=found,
+                ends=(ends[0], ends[1]) if ends else None,
+            )
 
 
 @runtime_checkable
@@ -163,6 +183,9 @@ class _Kept:
 def verify(run_a: str | Path, run_b: str | Path) -> Parting:
     """Compare two runs bit for bit and say at which step, and in which tensor, they part.
 
+    A run that was cut off is not equal to one that was not: the steps that both have are compared, and the result says
+    with which step the shorter one ends (`Parting.shorter`). A last step that not every rank came to log is none.
+
     Args:
         run_a, run_b: each a folder of snapshots (`Snapshots` of a lab run), a folder with the log `digests.jsonl` of a
             run in roles, or such a log. Snapshots show by how much tensors differ, too.
@@ -183,17 +206,24 @@ def verify(run_a: str | Path, run_b: str | Path) -> Parting:
             where=f"{run_a} and {run_b}",
             expected=f"some of the steps {_range(first.steps)} in the other, which has {_range(second.steps)}",
         )
-    alone = tuple(sorted(first.steps ^ second.steps))
-    names, last, repeats = (str(run_a), str(run_b)), None, []
+    names, last, repeats, compared = (str(run_a), str(run_b)), None, [], 0
+    ends = {"a": max(first.steps), "b": max(second.steps)}
     for step in common:
         sides = first.digests(step), second.digests(step)
+        parted = _parted(*sides)
+        lacking = {item.missing for item in parted}
+        if parted and last is not None and all(ends.get(side) == step for side in lacking):
+            ends |= dict.fromkeys(lacking, last)  # it was cut off while its ranks logged this step, as before they had
+            break
         repeats += [step] if max(map(len, sides)) > 1 else []
-        if parted := _parted(*sides):
+        compared += 1
+        if parted:
             measured = _measured(parted, first.tensors(step), second.tensors(step))
             everything = len({name for side in sides for state in side for name in state})
-            return Parting(names, len(common), step, last, measured, everything, tuple(repeats), alone)
+            kept = (ends["a"], ends["b"])
+            return Parting(names, len(common), step, last, measured, everything, tuple(repeats), kept)
         last = step
-    return Parting(names, len(common), None, last, repeats=tuple(repeats), alone=alone)
+    return Parting(names, compared, None, last, repeats=tuple(repeats), ends=(ends["a"], ends["b"]))
 
 
 def _opened(path: Path) -> _Run:

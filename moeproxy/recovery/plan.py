@@ -13,8 +13,9 @@ from typing import Any
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
 from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, TRAINER
+from moeproxy.recovery.inputs import positive, whole
 
-__all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due", "suffer"]
+__all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due", "happening", "suffer"]
 
 PHASES: Mapping[str, tuple[str, ...]] = {
     TRAINER: ("recover", "wait", "update", "publish"),
@@ -26,6 +27,9 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 ROLE_KINDS = ("kill", "hang", "raise", "slow", "disk_full", "corrupt")
 RANK_KINDS = ("kill", "hang", "raise", "slow", "drop", "mute")
 KINDS = tuple(dict.fromkeys(ROLE_KINDS + RANK_KINDS))
+ON_DISK = ("disk_full", "corrupt")
+_ONLY_IN = {**dict.fromkeys(ON_DISK, "publish"), "drop": "update", "mute": "update"}
+_BETWEEN_STEPS = ("recover", "idle")
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,17 @@ class Mishap:
 
     Args:
         member: who is hit: "trainer", "manager", "rollout-0", ...
-        step: the trainer's step; for a rollout the first step that it works for from there on.
+        step: the trainer's step, from 1; for a rollout the first step that it works for from there on. The phases
+            `recover` and `idle` belong to no step, and their mishaps happen in the first one: give 0.
         phase: in which of its `PHASES`.
         kind: `kill` (SIGKILL to itself), `hang` (the phase never ends; the process lives on), `raise` (an exception),
-            `slow` (`seconds` longer in this phase from this step on), `disk_full` (no room from this step's checkpoint
-            on), `corrupt` (this step's checkpoint is damaged after it was written); in a job with hot swap also `drop`
+            `slow` (`seconds` longer in this phase from this step on), `disk_full` (no room for this step's checkpoint),
+            `corrupt` (this step's checkpoint is damaged after it was written); in a job with hot swap also `drop`
             (its connections to the other ranks break) and `mute` (what is sent over them gets lost).
         seconds: of `slow`.
+
+    Raises:
+        RecoveryError: it could never happen: no such member, phase or kind, or no such step for them.
     """
 
     member: str
@@ -50,7 +58,7 @@ class Mishap:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        role = self.member.partition("-")[0]
+        role = self.member.partition("-")[0] if isinstance(self.member, str) else ""
         if self.phase not in PHASES.get(role, ()):
             known = "; ".join(f"{name}: {', '.join(phases)}" for name, phases in PHASES.items())
             raise RecoveryError(f"a mishap of {self.member!r} in phase {self.phase!r}", expected=known)
@@ -58,6 +66,23 @@ class Mishap:
             raise RecoveryError(f"a mishap of kind {self.kind!r} of the manager", expected="kill")
         if self.kind not in KINDS:
             raise RecoveryError(f"a mishap of kind {self.kind!r}", expected=f"one of {', '.join(KINDS)}")
+        if (role, self.phase) != (TRAINER, _ONLY_IN.get(self.kind, self.phase)) and self.kind in _ONLY_IN:
+            raise RecoveryError(
+                f"a mishap of kind {self.kind!r} of {self.member} in phase {self.phase!r}",
+                expected=f"the trainer, in phase {_ONLY_IN[self.kind]!r}",
+            )
+        self._check_numbers(role)
+
+    def _check_numbers(self, role: str) -> None:
+        which = f"of a mishap of {self.member} in phase {self.phase!r}"
+        whole(f"the step {which}", self.step, 0 if role == ROLLOUT or self.phase in _BETWEEN_STEPS else 1)
+        if self.phase in _BETWEEN_STEPS and self.step:
+            raise RecoveryError(
+                f"the step {which} is {self.step}",
+                expected="0: the phase belongs to no step",
+                remedy="give step 0; it happens the first time that the member is in this phase",
+            )
+        positive(f"seconds {which}", self.seconds, zero=self.kind != "slow")
 
 
 @dataclass(frozen=True)
@@ -104,11 +129,9 @@ class RolePlan:
     def __post_init__(self) -> None:
         least = {"rollouts": 1, "shares": 1, "lag": 0, "holders": 1, "checkpoint_every": 1, "max_task_restarts": 0}
         for name, value in least.items():
-            if getattr(self, name) < value:
-                raise RecoveryError(f"{name} is {getattr(self, name)}", expected=f"at least {value}")
+            whole(name, getattr(self, name), value)
         for name in ("heartbeat", "trainer_hang", "rollout_hang", "answer"):
-            if not getattr(self, name) > 0:
-                raise RecoveryError(f"{name} is {getattr(self, name)}", expected="seconds, more than 0")
+            positive(name, getattr(self, name))
         if self.strategy not in STRATEGIES:
             raise RecoveryError(f"strategy is {self.strategy!r}", expected=f"one of {', '.join(STRATEGIES)}")
         names = {"trainer", "manager", *self.rollout_names}
@@ -130,6 +153,28 @@ class RolePlan:
     def from_dict(cls, stored: Mapping[str, Any]) -> RolePlan:
         """Return the plan that `to_dict` wrote."""
         return replace(cls(), **{**stored, "mishaps": tuple(Mishap(**item) for item in stored["mishaps"])})
+
+
+def happening(mishaps: Sequence[Mishap], steps: int, phases: Mapping[str, Callable[[Mishap], bool]]) -> None:
+    """Refuse mishaps of a job that would never happen in it.
+
+    Args:
+        mishaps: of the plan.
+        steps: of the job.
+        phases: of those that not every step has, whether the mishap's step does.
+
+    Raises:
+        RecoveryError: a mishap is beyond the last step, or in a phase that its step does not have.
+    """
+    for item in mishaps:
+        if item.step > steps:
+            raise RecoveryError(f"{item} is beyond the last step", expected=f"at most step {steps}")
+        if item.phase in phases and not phases[item.phase](item):
+            raise RecoveryError(
+                f"{item} would never happen: that step does not have it",
+                expected="a step with a checkpoint or a snapshot",
+                remedy="change the step, or how often they are made",
+            )
 
 
 def due(mishaps: Sequence[Mishap], folder: Path, member: str, phase: str, step: int) -> Mishap | None:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-LOWEST = 19
-"""Niceness of what runs beside training."""
+LOW = 10
+"""Niceness of what runs beside training: a tenth of the share of what has 0. Training waits for it in the end, so that it
+must not starve where other programs keep the machine busy, as it does with 19."""
 
 _THREADS = Path("/proc/self/task")
 
@@ -38,4 +39,4 @@ def _threads() -> set[int]:
 
 def _lower(thread: int) -> None:
     with suppress(ProcessLookupError):  # it may have ended meanwhile
-        os.setpriority(os.PRIO_PROCESS, thread, LOWEST)
+        os.setpriority(os.PRIO_PROCESS, thread, LOW)

@@ -20,6 +20,7 @@ from moeproxy.recovery.events import (
     STANDBY,
     STEP_BEGIN,
     STEP_COMMIT,
+    SURVIVED,
     TASK_RESTART,
     TRAINER,
     Event,
@@ -96,12 +97,15 @@ class Span:
 def attempts(events: Sequence[Event]) -> list[Attempt]:
     """Return the trainer's tries at steps, in order; of those that finished a step the last one is kept.
 
-    Ranks that train together are in the same try, from the first that begins it to the first that finishes it.
+    Ranks that train together are in the same try, from the first that begins it to the first that finishes it. A fault
+    ends it unless one of them finishes it all the same.
     """
     tried: list[Attempt] = []
     open_: Event | None = None
-    for event in events:
+    for number, event in enumerate(events):
         if open_ is not None and _beside(event, open_):
+            continue
+        if open_ is not None and event.event in (FAULT, DETECT) and _finished_after(events[number + 1 :], open_.step):
             continue
         ends = event.event in (STEP_BEGIN, STEP_COMMIT, FAULT, DETECT, TASK_RESTART, JOB_END)
         if open_ is not None and ends and (event.role == TRAINER or event.event in (TASK_RESTART, JOB_END)):
@@ -121,12 +125,26 @@ def _beside(event: Event, begun: Event) -> bool:
     return event.event == (STEP_BEGIN if event.step == begun.step else STEP_COMMIT)
 
 
+def _finished_after(later: Iterable[Event], step: int | None) -> bool:
+    """Whether a rank finishes the step that is under way, without beginning another or the same one anew."""
+    again: set[str] = set()
+    for event in later:
+        if event.event in (TASK_RESTART, JOB_END):
+            return False
+        if event.role == TRAINER and event.event == STEP_BEGIN:
+            again.add(event.member)
+        if event.role == TRAINER and event.event == STEP_COMMIT and event.step == step and event.member not in again:
+            return True
+    return False
+
+
 def outages(events: Sequence[Event]) -> list[Outage]:
     """Return every outage that was noticed, in order.
 
     A member's begins with its `fault` (else its `detect`) and ends when the replacement works: a trainer with its next
     step, a rollout when it is connected (or waits for work, if there was none any more), a manager when it is ready: it
-    needs nothing from others. A standby's is none of the job's: nobody waits for it.
+    needs nothing from others. A standby's is none of the job's: nobody waits for it. A fault that ends no process, as a
+    full disk, begins none.
     """
     found: list[Outage] = []
     pending: dict[str, float] = {}
@@ -136,7 +154,7 @@ def outages(events: Sequence[Event]) -> list[Outage]:
             step = event.step
         if event.role == STANDBY:
             continue
-        if event.event == FAULT:
+        if event.event == FAULT and event.info.get("kind") not in SURVIVED:
             pending.setdefault(event.member, event.t)
         elif event.event in (DETECT, TASK_RESTART):
             fault = min(pending.pop(event.member, event.t), event.t)
@@ -196,8 +214,12 @@ def spans(
 
 
 def _marked(events: Sequence[Event], tried: Sequence[Attempt], away: Sequence[Outage]) -> list[Span]:
-    """Return what is known of the time line; of two that overlap the first counts."""
-    found = []
+    """Return what is known of the time line; of two that overlap the first counts.
+
+    A step that is kept goes before an outage: the other ranks worked on while one was dead.
+    """
+    found = [Span(e.t - float(e.info.get("seconds", 0)), e.t, "checkpoint") for e in events if e.event == CHECKPOINT]
+    found += [Span(item.begin, item.end, PRODUCTIVE) for item in tried if item.kept]
     for item in away:
         if item.role == TRAINER or item.whole_task:
             found += [
@@ -205,9 +227,7 @@ def _marked(events: Sequence[Event], tried: Sequence[Attempt], away: Sequence[Ou
                 Span(item.detect, item.ready, "restart"),
                 Span(item.ready, item.end, "reconnect"),
             ]
-    found += [Span(e.t - float(e.info.get("seconds", 0)), e.t, "checkpoint") for e in events if e.event == CHECKPOINT]
-    found += [Span(item.begin, item.end, "recompute") for item in tried if not item.kept]
-    return found + [Span(item.begin, item.end, PRODUCTIVE) for item in tried if item.kept]
+    return found + [Span(item.begin, item.end, "recompute") for item in tried if not item.kept]
 
 
 def _sizes(events: Sequence[Event]) -> tuple[int, int]:

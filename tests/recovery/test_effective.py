@@ -143,6 +143,42 @@ def test_a_checkpoint_that_holds_the_trainer_up_is_lost() -> None:
     assert (found.lost["checkpoint"], found.productive) == (1.5, 6.5)
 
 
+@pytest.mark.parametrize("noticed", [13.2, 14.8, 15.5])
+def test_a_step_that_the_other_ranks_finish_after_a_fault_is_kept(noticed: float) -> None:
+    """Replicas: one dies in step 2 at 13 s, two finish it at 14 s, and step 3 begins at 14.5 s; noticed at any time."""
+    rows: list[Row] = [START, (13.0, "trainer-1", ev.FAULT, 2), (noticed, "trainer-1", ev.DETECT)]
+    for member in ("trainer-0", "trainer-1", "trainer-2"):
+        rows += [(10.0, member, ev.STEP_BEGIN, 1), (12.0, member, ev.STEP_COMMIT, 1), (12.0, member, ev.STEP_BEGIN, 2)]
+    for late, member in ((0.0, "trainer-0"), (0.125, "trainer-2")):
+        rows += [(14.0 + late, member, ev.STEP_COMMIT, 2)]
+        rows += [(14.5 + late, member, ev.STEP_BEGIN, 3), (16.0 + late, member, ev.STEP_COMMIT, 3)]
+    rows += [(16.0, "trainer-0", ev.STEP_BEGIN, 4), (17.0, "trainer-0", ev.STEP_COMMIT, 4), (17.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]), trainers=2, rollouts=0))
+    assert (found.steps, found.repeated, found.lost["recompute"]) == (4, 0, 0.0)
+    assert (found.wall, found.productive, len(found.outages)) == (7.0, 6.5, 1)
+
+
+@pytest.mark.parametrize("kind", ev.SURVIVED)
+def test_a_fault_that_ends_no_process_begins_no_outage_and_ends_no_step(kind: str) -> None:
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *OUT, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END)]
+    without = recovery.ettr(_job(*rows))
+    events = _job(*rows)
+    events.insert(4, Event(13.0, "trainer", "trainer", ev.FAULT, 2, {"kind": kind, "phase": "publish"}))
+    assert recovery.ettr(events) == without
+    assert without.lost["detect"] == 1.0
+    calm = _job(START, *_steps(10, 2, 1, 2), (14.0, "job", ev.JOB_END))
+    calm.insert(4, Event(13.0, "trainer", "trainer", ev.FAULT, 2, {"kind": kind, "phase": "publish"}))
+    assert (recovery.ettr(calm).ratio, recovery.ettr(calm).outages) == (1.0, ())
+
+
+def test_a_step_that_the_other_ranks_begin_anew_after_a_fault_was_cut_short_by_it() -> None:
+    rows: list[Row] = [START, (13.0, "trainer-1", ev.FAULT, 1), (13.5, "trainer-1", ev.DETECT)]
+    rows += [(t, m, ev.STEP_BEGIN, 1) for t in (10.0, 15.0) for m in ("trainer-0", "trainer-2")]
+    rows += [(10.0, "trainer-1", ev.STEP_BEGIN, 1), (18.0, "trainer-0", ev.STEP_COMMIT, 1), (18.0, "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]), trainers=2, rollouts=0))
+    assert (found.steps, found.productive, found.lost["recompute"]) == (1, 3.0, 3.0)
+
+
 def test_a_standby_that_dies_is_no_outage_of_the_job() -> None:
     rows = [START, *_steps(10, 2, 1), (11.0, "standby-0", ev.DETECT), (12.0, "job", ev.JOB_END)]
     assert recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]))).outages == ()
@@ -166,7 +202,15 @@ def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "line", ["{]}", '{"t": 1}', '{"t": 1, "role": "cook", "member": "x", "event": "start"}', "[1]", "null"]
+    "line",
+    [
+        "{]}",
+        '{"t": 1}',
+        '{"t": 1, "role": "cook", "member": "x", "event": "start"}',
+        "[1]",
+        "null",
+        '{"t": NaN, "role": "job", "member": "x", "event": "start"}',
+    ],
 )
 def test_a_line_that_is_no_event_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.events.jsonl").write_text(line + "\n")
@@ -181,6 +225,24 @@ def test_nothing_to_judge_is_refused(tmp_path: Path) -> None:
         recovery.ettr(_job(START, AWAY))
     with pytest.raises(RecoveryError, match="no saved effective"):
         Ettr.load(tmp_path / "none.json")
+
+
+def test_events_in_which_no_time_passes_are_refused_and_a_step_without_any_is_none() -> None:
+    still = [START, (5.0, "trainer", ev.STEP_BEGIN, 1), (5.0, "trainer", ev.STEP_COMMIT, 1)]
+    with pytest.raises(RecoveryError, match=r"no time passes.*Expected: times of a clock"):
+        recovery.ettr(_job(*still))
+    for more in ((5.0, "trainer", ev.FAULT), (5.0, "trainer", ev.DETECT), (5.0, "rollout-0", ev.DETECT)):
+        with pytest.raises(RecoveryError, match="no time passes"):
+            recovery.ettr(_job(*still, more))
+    found = recovery.ettr(_job(*still, *_steps(5, 2, 2), (7.0, "job", ev.JOB_END)))
+    assert (found.ratio, found.steps, found.wall) == (1.0, 2, 2.0)
+
+
+def test_events_given_in_another_order_say_the_same() -> None:
+    rows = _job(START, *_steps(10, 2, 1, 2), AWAY, *OUT, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END))
+    by_member = sorted(rows, key=lambda event: event.role)
+    assert by_member != rows
+    assert recovery.ettr(by_member) == recovery.ettr(rows)
 
 
 def _record(t: float, step: int, quorum: int, commit: bool | None, replica: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moeproxy import recovery
-from moeproxy.errors import CheckpointError, RecoveryError
+from moeproxy.errors import RecoveryError
 from moeproxy.places import data_dir
 from moeproxy.recovery import Mishap, hotswap, hotswap_replicated
 from moeproxy.recovery.events import Event
@@ -128,7 +128,7 @@ def test_what_cannot_be_swapped_is_refused(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RecoveryError, match=r"no folder for a job \((File exists|Not a directory)\)"):
         hot_swap(SwapPlan(MODEL), tmp_path / "file")
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(RecoveryError, match="no such directory"):
         hot_swap(SwapPlan(tmp_path / "none"), tmp_path / "a")
     monkeypatch.setattr(hotswap, "find_spec", lambda _: None)
     with pytest.raises(RecoveryError, match=r"torchft is not installed.*pip install 'moeproxy\[recovery\]'"):

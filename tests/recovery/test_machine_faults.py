@@ -28,9 +28,9 @@ def test_every_fault_of_a_member_fits_a_plan() -> None:
     assert [item.kind for item in SwapPlan(Path("model"), driver="sharded", mishaps=of_ranks).mishaps] == ["drop"]
     with pytest.raises(RecoveryError, match="mishaps of kind drop"):
         RolePlan(mishaps=mishaps)
-    for driver, kind in (("replicated", "drop"), ("sharded", "disk_full")):
+    for driver, kind, phase in (("replicated", "drop", "update"), ("sharded", "disk_full", "publish")):
         with pytest.raises(RecoveryError, match=f"mishaps of kind {kind}"):
-            SwapPlan(Path("model"), driver=driver, mishaps=(Mishap("trainer-1", 1, "update", kind),))
+            SwapPlan(Path("model"), driver=driver, mishaps=(Mishap("trainer-1", 1, phase, kind),))
     assert machine_fault("rollout_killed").mishap(2, "rollout-1").member == "rollout-1"
 
 

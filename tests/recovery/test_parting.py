@@ -115,24 +115,49 @@ def test_a_tensor_that_one_run_lacks_is_a_difference(tmp_path: Path) -> None:
     assert "only in the first run" in repr(found)
 
 
-def test_steps_that_one_run_lacks_are_told(tmp_path: Path) -> None:
-    """A log that ended early, or lost a line to damage, is equal in what is left of it, and no more."""
-    whole, hurt = (_log(tmp_path / name, [(step, _state()) for step in STEPS]) for name in "ab")
-    lines = (hurt / "digests.jsonl").read_text().splitlines()
-    (hurt / "digests.jsonl").write_text("\n".join([lines[0], lines[1][:40], lines[2], lines[3][:40]]) + "\n")
-    for found in (recovery.verify(whole, hurt), recovery.verify(hurt, whole)):
-        assert (found.equal, found.steps, found.alone) == (True, 2, (2, 4))
-        assert repr(found) == "Parting(equal bit for bit in all 2 steps compared; 2 are in one run only)"
-        assert Parting.load(found.save(tmp_path / "found.json")) == found
-    assert recovery.verify(whole, whole).alone == ()
-
-
 @pytest.mark.parametrize("written", [b"", b"nonsense"])
 def test_a_damaged_snapshot_is_named(written: bytes, tmp_path: Path) -> None:
     kept, hurt = _snapshots(tmp_path / "a"), _snapshots(tmp_path / "b")
     (hurt / "run-after00002.pt").write_bytes(written)
     with pytest.raises(LabError, match=r"b/run-after00002\.pt: no readable snapshot"):
         recovery.verify(kept, hurt)
+
+
+@pytest.mark.parametrize("keep", [_log, None])
+def test_a_run_that_was_cut_off_is_not_equal_and_says_where_it_ends(keep: Any, tmp_path: Path) -> None:
+    whole = _log(tmp_path / "a", [(step, _state()) for step in range(1, 8)])
+    short = keep(tmp_path / "b", [(step, _state()) for step in STEPS]) if keep else _snapshots(tmp_path / "b")
+    for one, other, side, words in ((whole, short, "b", "second"), (short, whole, "a", "first")):
+        found = recovery.verify(one, other)
+        assert (found.equal, found.shorter, found.step, found.steps, found.last_equal) == (False, side, None, 4, 4)
+        assert f"the {words} run ends with step 4" in repr(found)
+        assert "goes on to step 7: nothing can be compared from step 5 on" in repr(found)
+        assert Parting.load(found.save(tmp_path / "found.json")) == found
+    path = short / "digests.jsonl"
+    if keep:
+        path.write_bytes(path.read_bytes()[:-5])  # torn
+        assert "nothing can be compared from step 4 on" in repr(recovery.verify(whole, short))
+    assert recovery.verify(short, short).equal
+    assert recovery.verify(short, short).shorter == ""
+
+
+def _ranks(folder: Path, steps: int, ranks_of_last: tuple[int, ...], lacking_in: int = 0) -> Path:
+    log = DigestLog(folder / "digests.jsonl")
+    for step in range(1, steps + 1):
+        for rank in ranks_of_last if step == steps else (0, 1):
+            if (step, rank) != (lacking_in, 1):
+                log.add(step, {f"weights/shard-{rank}": f"{step}"})
+    return folder
+
+
+def test_a_last_step_that_one_rank_did_not_come_to_log_is_no_parting(tmp_path: Path) -> None:
+    whole, cut = _ranks(tmp_path / "a", 9, (0, 1)), _ranks(tmp_path / "b", 8, (0,))
+    found = recovery.verify(whole, cut)
+    assert (found.step, found.equal, found.shorter, found.steps, found.ends) == (None, False, "b", 7, (9, 7))
+    assert recovery.verify(cut, whole).ends == (7, 9)
+    lacks = _ranks(tmp_path / "c", 9, (0, 1), lacking_in=5)  # and went on: that is a difference
+    found = recovery.verify(whole, lacks)
+    assert (found.step, found.tensor, found.differences[0].missing) == (5, "weights/shard-1", "b")
 
 
 def test_a_torn_last_line_is_left_out_and_other_files_are_refused(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_a_mishap_is_logged_before_it_happens_and_slowness_is_none(tmp_path: Pat
     def say(event: str, step: int, **info: str) -> None:
         said.append((event, step, info))
 
-    slow, fail = Mishap("trainer", 2, "wait", "slow"), Mishap("trainer", 2, "update", "raise")
+    slow, fail = Mishap("trainer", 2, "wait", "slow", 0.001), Mishap("trainer", 2, "update", "raise")
     full = Mishap("trainer", 3, "publish", "disk_full")
     plan = (slow, fail, full)
     assert suffer(plan, tmp_path, "trainer", "wait", 1, say) is None

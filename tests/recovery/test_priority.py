@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from moeproxy.recovery.priority import LOWEST, give_way, made_to_give_way
+from moeproxy.recovery.priority import LOW, give_way, made_to_give_way
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads have no priority of their own")
 
@@ -29,8 +29,8 @@ def test_a_thread_gives_way_and_the_others_do_not() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert found["beside"] == LOWEST
-    assert _niceness(threading.get_native_id()) == before < LOWEST
+    assert found["beside"] == LOW
+    assert _niceness(threading.get_native_id()) == before < LOW
 
 
 def test_threads_that_gloo_starts_for_a_group_give_way(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_threads_that_gloo_starts_for_a_group_give_way(tmp_path: Path) -> None:
             dist.new_group(backend="gloo")
         beside = {int(path.name) for path in Path("/proc/self/task").iterdir()} - training
         assert beside
-        assert {_niceness(thread) for thread in beside} == {LOWEST}
-        assert LOWEST not in {_niceness(thread) for thread in training}
+        assert {_niceness(thread) for thread in beside} == {LOW}
+        assert LOW not in {_niceness(thread) for thread in training}
     finally:
         dist.destroy_process_group()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from moeproxy import recovery
-from moeproxy.errors import CheckpointError, RecoveryError
+from moeproxy.errors import RecoveryError
 from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.places import data_dir
@@ -296,7 +296,7 @@ def test_what_cannot_be_made_in_roles_is_refused(tmp_path: Path) -> None:
             Job(SPEC, unusable)
         with pytest.raises(RecoveryError, match="no folder for a job"):
             start_job(SPEC, unusable)
-    with pytest.raises(CheckpointError, match="no such directory"):
+    with pytest.raises(RecoveryError, match="no such directory"):
         Job(replace(SPEC, model=tmp_path / "none"), tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
