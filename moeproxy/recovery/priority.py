@@ -12,8 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOW = 10
-"""Niceness of what runs beside training: a tenth of the share of what has 0. Training waits for it in the end, so that it
-must not starve where other programs keep the machine busy, as it does with 19."""
+"""Niceness of what runs beside training: a tenth of the share of what has 0.
+
+Training waits for it in the end, so it must not starve where other programs keep the machine busy, as it does with 19.
+"""
 
 _THREADS = Path("/proc/self/task")
 
