@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 from moeproxy.errors import RecoveryError
-from moeproxy.recovery.events import Event, read_events
+from moeproxy.recovery.events import Event, in_order, read_events
 from moeproxy.recovery.saved import save_json, saved_json
 from moeproxy.recovery.timeline import LOST, PRODUCTIVE, Outage, Span, attempts, outages, spans
 
@@ -98,12 +98,12 @@ def ettr(events: str | Path | Sequence[Event]) -> Ettr:
         events: the job's folder, a file of events, or events (`torchft_events` makes them from torchft's logs).
 
     Raises:
-        RecoveryError: the events hold no finished step.
+        RecoveryError: the events hold no finished step, or no time passes in them.
 
     Example:
         >>> ettr("run-a").ratio
     """
-    found = read_events(events) if isinstance(events, (str, Path)) else list(events)
+    found = read_events(events) if isinstance(events, (str, Path)) else in_order(events)
     tried = attempts(found)
     if not any(item.kept for item in tried):
         raise RecoveryError(
@@ -113,6 +113,12 @@ def ettr(events: str | Path | Sequence[Event]) -> Ettr:
         )
     away = outages(found)
     begin, end = min(item.begin for item in tried), found[-1].t
+    if not end > begin:
+        raise RecoveryError(
+            "no time passes between the first step's begin and the last event",
+            where=str(events) if isinstance(events, (str, Path)) else "events",
+            expected="times of a clock, in seconds",
+        )
     line = spans(found, tried, away, begin, end)
     seconds: dict[str, float] = dict.fromkeys([PRODUCTIVE, *LOST], 0.0)
     for span in line:

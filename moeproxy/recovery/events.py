@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -95,6 +96,8 @@ class Event:
             None if stored.get("step") is None else int(stored["step"]),
             dict(stored.get("info", {})),
         )
+        if not math.isfinite(found.t):
+            raise ValueError(f"a time of {found.t}")
         if found.role not in ROLES or found.event not in EVENTS:
             raise ValueError(f"an event {found.event!r} of a {found.role!r}")
         return found

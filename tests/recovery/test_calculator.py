@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -107,6 +108,49 @@ def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
     assert (found.trainers, found.rollouts) == (8, 24)
     with pytest.raises(RecoveryError, match="no outage"):
         Cluster.measured(replace(run, outages=()))
+
+
+EXTREMES = (math.ulp(0.0), 1e-300, 1e-12, 1.0, 1e12, 1e300)
+
+
+@pytest.mark.parametrize("strategy", ["none", "task", "role"])
+def test_every_cluster_has_a_ratio_whatever_its_size(strategy: str) -> None:
+    for step, mtbf, cost in itertools.product(EXTREMES, EXTREMES, (0.0, *EXTREMES)):
+        costs = {"detect": cost, "restart_task": cost, "restart_trainer": cost, "restart_rollout": cost}
+        for trainers, rollouts in ((1, 0), (1, 10**12), (10**12, 1)):
+            many = Cluster(step, trainers, rollouts, mtbf, reconnect=cost, checkpoint=cost, **costs)
+            found = expected(many, strategy)
+            assert 0 <= found.strict <= found.ratio <= 1 + 1e-9, (many, found)
+            assert found.wall >= step
+            assert not any(math.isnan(seconds) for seconds in found.lost.values())
+
+
+def test_what_is_lost_adds_up_where_faults_hit_restarts() -> None:
+    often = Cluster(step=1.0, trainers=1, rollouts=9, mtbf=100.0, detect=100, restart_trainer=100, reconnect=100)
+    found = expected(often)
+    assert found.ratio < 1
+    assert found.wall == pytest.approx(1.0 + sum(found.lost.values()))
+
+
+def test_what_is_no_number_is_refused() -> None:
+    for name, value in itertools.product(("step", "trainers", "detect"), ("300", None, 10**400, True, math.inf)):
+        cluster = Cluster(step=1.0)
+        object.__setattr__(cluster, name, value)  # tests run with checks of types, which users do not have
+        with pytest.raises(RecoveryError, match=f"{name} is .*Expected: a number"):
+            cluster.__post_init__()
+    object.__setattr__(cluster := Cluster(step=1.0), "trainers", 1.5)
+    with pytest.raises(RecoveryError, match=r"trainers is 1\.5.*a whole number"):
+        cluster.__post_init__()
+    for faults in (math.inf, math.nan, -1.0):
+        with pytest.raises(RecoveryError, match=r"trainer_faults is .*more than 0"):
+            PAPER.at_faults_per_step(faults)
+    for faults in (math.ulp(0.0), 1e308):
+        with pytest.raises(RecoveryError, match=r"trainer_faults is .*that a machine can have"):
+            replace(PAPER, step=1e300 if faults < 1 else 1e-300).at_faults_per_step(faults)
+    with pytest.raises(RecoveryError, match=r"no cost 'foo'.*restart_task"):
+        solved(PAPER, "foo", "task", ratio=0.5)
+    with pytest.raises(RecoveryError, match=r"ratio or wall is nan"):
+        solved(PAPER, "restart_task", "task", ratio=math.nan)
 
 
 def test_what_cannot_be_computed_is_refused() -> None:

@@ -153,7 +153,15 @@ def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "line", ["{]}", '{"t": 1}', '{"t": 1, "role": "cook", "member": "x", "event": "start"}', "[1]", "null"]
+    "line",
+    [
+        "{]}",
+        '{"t": 1}',
+        '{"t": 1, "role": "cook", "member": "x", "event": "start"}',
+        "[1]",
+        "null",
+        '{"t": NaN, "role": "job", "member": "x", "event": "start"}',
+    ],
 )
 def test_a_line_that_is_no_event_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.events.jsonl").write_text(line + "\n")
@@ -168,6 +176,24 @@ def test_nothing_to_judge_is_refused(tmp_path: Path) -> None:
         recovery.ettr(_job(START, AWAY))
     with pytest.raises(RecoveryError, match="no saved effective"):
         Ettr.load(tmp_path / "none.json")
+
+
+def test_events_in_which_no_time_passes_are_refused_and_a_step_without_any_is_none() -> None:
+    still = [START, (5.0, "trainer", ev.STEP_BEGIN, 1), (5.0, "trainer", ev.STEP_COMMIT, 1)]
+    with pytest.raises(RecoveryError, match=r"no time passes.*Expected: times of a clock"):
+        recovery.ettr(_job(*still))
+    for more in ((5.0, "trainer", ev.FAULT), (5.0, "trainer", ev.DETECT), (5.0, "rollout-0", ev.DETECT)):
+        with pytest.raises(RecoveryError, match="no time passes"):
+            recovery.ettr(_job(*still, more))
+    found = recovery.ettr(_job(*still, *_steps(5, 2, 2), (7.0, "job", ev.JOB_END)))
+    assert (found.ratio, found.steps, found.wall) == (1.0, 2, 2.0)
+
+
+def test_events_given_in_another_order_say_the_same() -> None:
+    rows = _job(START, *_steps(10, 2, 1, 2), AWAY, *OUT, *_steps(19, 2, 3), (21.0, "job", ev.JOB_END))
+    by_member = sorted(rows, key=lambda event: event.role)
+    assert by_member != rows
+    assert recovery.ettr(by_member) == recovery.ettr(rows)
 
 
 def _record(t: float, step: int, quorum: int, commit: bool | None, replica: str) -> str:
