@@ -94,6 +94,16 @@ def test_the_figures_of_robustrl_agree_with_each_other() -> None:
         assert expected(replace(alone, rollouts=16)).ratio > 0.80
 
 
+def test_the_example_of_the_papers_figures_gives_them() -> None:
+    costs = replace(PAPER, restart_task=1381.0, restart_trainer=1118.0).at_faults_per_step(0.1)
+    assert expected(replace(costs, rollouts=0), "task").ratio == pytest.approx(0.60, abs=0.001)
+    assert expected(costs, "role").ratio == pytest.approx(0.83, abs=0.005)
+    assert expected(replace(costs, restart_trainer=808.0), "role").ratio == pytest.approx(0.86, abs=0.005)
+    plain = Cluster(step=300.0).at_faults_per_step(0.1)
+    assert expected(plain, "task").ratio == pytest.approx(0.20, abs=0.005)
+    assert expected(plain, "role").ratio == pytest.approx(0.83, abs=0.005)
+
+
 def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
     outages = (
         Outage("trainer", "trainer", 3, 10.0, 11.0, 14.0, 14.5),
