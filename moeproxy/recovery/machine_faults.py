@@ -194,10 +194,23 @@ snapshot beside it against the two around it without; median of the ratios, 95 %
 """
 
 
+_PAPER = """## When the paper's figures come out of the calculator
+
+RobustRL (arXiv 2512.22492) has over 80 % against 60 % at one trainer fault in ten steps, and names no restart times.
+With the defaults of `Cluster(step=300)` it is 83 % against 20 %: a checkpoint is written in every tenth step only, and
+what a restart of everything does again cannot be made up for. The figures come out with
+
+- `trainers=16, rollouts=16, checkpoint_every=1`, and 0 for `detect`, `reconnect`, `checkpoint` and `restart_rollout`;
+- faults of trainers alone: `rollouts=0` for the restart of everything;
+- `restart_task=1381` for the 60 %, and `restart_trainer` from 808 to 1118 for the 8.4 to 17.4 % of wall clock that the
+  paper saves, all in seconds at a step of 300. Roles then reach 83 to 86 %.
+"""
+
+
 def page() -> str:
     """Return the catalogue as Markdown."""
     head = "# Machine faults\n\nGenerated from `machine_faults.py`; do not edit. They change nothing that is trained.\n"
-    return "\n".join([head, *map(_entry, MACHINE_FAULTS.values()), _REACHED, _COST])
+    return "\n".join([head, *map(_entry, MACHINE_FAULTS.values()), _REACHED, _COST, _PAPER])
 
 
 def _entry(item: MachineFault) -> str:

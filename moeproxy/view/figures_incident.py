@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,14 +296,20 @@ def _legend_for_rare(figure: go.Figure) -> None:
         shown.add(group)
 
 
+def departed_signals(alarms: Iterable[Alarm]) -> int:
+    """Return how many signals alarm, those of several layers counted once."""
+    return len({signal_name(alarm.signal) for alarm in alarms})
+
+
 def _alt(incident: Incident, judged: JudgedAttempt, panels: list[_Panel]) -> str:
     detection = judged.diagnosis.detection
     start = "no onset" if detection.onset is None else f"onset at step {detection.onset}"
     steps = judged.trace.steps.index
     beside = f"beside {counted(len(incident.healthy), 'healthy run')}" if incident.healthy else "without healthy runs"
-    left = len({signal_name(alarm.signal) for alarm in detection.alarms}) - sum(p.alarm is not None for p in panels)
+    departed = departed_signals(detection.alarms)
     told = [_told(panel) for panel in panels]
-    rest = f" {counted(left, 'further signal')} departed too." if left > 0 else ""
+    more = departed > sum(panel.alarm is not None for panel in panels)
+    rest = f" {counted(departed, 'signal')} departed in all." if more else ""
     return f"{incident.name}, steps {steps[0]} to {steps[-1]}, {beside}, {start}. {'; '.join(told)}.{rest}"
 
 

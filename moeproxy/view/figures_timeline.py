@@ -145,7 +145,7 @@ def _alt(timeline: Timeline, name: str) -> str:
     parts.append(f"onset at step {' and '.join(onsets)}" if onsets else "no onset")
     alarms = [moment for moment in timeline.moments if moment.kind in (UP, DOWN, NOT_FINITE)]
     parts.append(
-        counted(len(alarms), "alarm") + (f" drawn of {len(alarms) + timeline.beyond}" if timeline.beyond else "")
+        counted(len(alarms) + timeline.beyond, "alarm") + (", the last ones not drawn" if timeline.beyond else "")
     )
     done = [f"{m.number} {m.kind} at step {m.step}" for m in timeline.moments if m.row.startswith(ACTIONS)]
     parts += [f"actions: {', '.join(done)}"] if done else []

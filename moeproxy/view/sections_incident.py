@@ -18,7 +18,7 @@ from moeproxy.triage.jsonable import plain, sure
 from moeproxy.triage.judged import meaning_of, unit_of
 from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
-from moeproxy.view.figures_incident import evidence_figure, signals_figure
+from moeproxy.view.figures_incident import departed_signals, evidence_figure, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput
@@ -128,6 +128,7 @@ def _attempt_data(judged: JudgedAttempt) -> dict[str, Any]:
         "began": judged.began,
         "last_step": int(index[-1]),
         "ended_by": judged.ended_by,
+        "signals_departed": departed_signals(judged.diagnosis.detection.alarms),
         "diagnosis": judged.diagnosis.to_dict(),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -102,6 +103,16 @@ def test_the_figures_of_robustrl_agree_with_each_other() -> None:
         assert expected(replace(alone, rollouts=16)).ratio > 0.80
 
 
+def test_the_example_of_the_papers_figures_gives_them() -> None:
+    costs = replace(PAPER, restart_task=1381.0, restart_trainer=1118.0).at_faults_per_step(0.1)
+    assert expected(replace(costs, rollouts=0), "task").ratio == pytest.approx(0.60, abs=0.001)
+    assert expected(costs, "role").ratio == pytest.approx(0.83, abs=0.005)
+    assert expected(replace(costs, restart_trainer=808.0), "role").ratio == pytest.approx(0.86, abs=0.005)
+    plain = Cluster(step=300.0).at_faults_per_step(0.1)
+    assert expected(plain, "task").ratio == pytest.approx(0.20, abs=0.005)
+    assert expected(plain, "role").ratio == pytest.approx(0.83, abs=0.005)
+
+
 def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
     outages = (
         Outage("trainer", "trainer", 3, 10.0, 11.0, 14.0, 14.5),
@@ -122,6 +133,49 @@ def test_a_measured_run_gives_the_costs_of_a_cluster() -> None:
         Cluster.measured(replace(run, outages=()))
 
 
+EXTREMES = (math.ulp(0.0), 1e-300, 1e-12, 1.0, 1e12, 1e300)
+
+
+@pytest.mark.parametrize("strategy", ["none", "task", "role"])
+def test_every_cluster_has_a_ratio_whatever_its_size(strategy: str) -> None:
+    for step, mtbf, cost in itertools.product(EXTREMES, EXTREMES, (0.0, *EXTREMES)):
+        costs = {"detect": cost, "restart_task": cost, "restart_trainer": cost, "restart_rollout": cost}
+        for trainers, rollouts in ((1, 0), (1, 10**12), (10**12, 1)):
+            many = Cluster(step, trainers, rollouts, mtbf, reconnect=cost, checkpoint=cost, **costs)
+            found = expected(many, strategy)
+            assert 0 <= found.strict <= found.ratio <= 1 + 1e-9, (many, found)
+            assert found.wall >= step
+            assert not any(math.isnan(seconds) for seconds in found.lost.values())
+
+
+def test_what_is_lost_adds_up_where_faults_hit_restarts() -> None:
+    often = Cluster(step=1.0, trainers=1, rollouts=9, mtbf=100.0, detect=100, restart_trainer=100, reconnect=100)
+    found = expected(often)
+    assert found.ratio < 1
+    assert found.wall == pytest.approx(1.0 + sum(found.lost.values()))
+
+
+def test_what_is_no_number_is_refused() -> None:
+    for name, value in itertools.product(("step", "trainers", "detect"), ("300", None, 10**400, True, math.inf)):
+        cluster = Cluster(step=1.0)
+        object.__setattr__(cluster, name, value)  # tests run with checks of types, which users do not have
+        with pytest.raises(RecoveryError, match=f"{name} is .*Expected: a number"):
+            cluster.__post_init__()
+    object.__setattr__(cluster := Cluster(step=1.0), "trainers", 1.5)
+    with pytest.raises(RecoveryError, match=r"trainers is 1\.5.*a whole number"):
+        cluster.__post_init__()
+    for faults in (math.inf, math.nan, -1.0):
+        with pytest.raises(RecoveryError, match=r"trainer_faults is .*more than 0"):
+            PAPER.at_faults_per_step(faults)
+    for faults in (math.ulp(0.0), 1e308):
+        with pytest.raises(RecoveryError, match=r"trainer_faults is .*that a machine can have"):
+            replace(PAPER, step=1e300 if faults < 1 else 1e-300).at_faults_per_step(faults)
+    with pytest.raises(RecoveryError, match=r"no cost 'foo'.*restart_task"):
+        solved(PAPER, "foo", "task", ratio=0.5)
+    with pytest.raises(RecoveryError, match=r"ratio or wall is nan"):
+        solved(PAPER, "restart_task", "task", ratio=math.nan)
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     for wrong in ({"step": 0.0}, {"mtbf": math.nan}, {"trainers": 0}, {"detect": -1.0}, {"checkpoint_every": 0}):
         with pytest.raises(RecoveryError, match=f"{next(iter(wrong))} is"):
@@ -129,9 +183,9 @@ def test_what_cannot_be_computed_is_refused() -> None:
     for huge in (10**400, math.inf):
         with pytest.raises(RecoveryError, match="step is"):
             Cluster(step=huge)
-    with pytest.raises(RecoveryError, match="nan faults a step"):
+    with pytest.raises(RecoveryError, match="trainer_faults is nan"):
         PAPER.at_faults_per_step(math.nan)
-    with pytest.raises(RecoveryError, match="a goal of nan"):
+    with pytest.raises(RecoveryError, match="ratio or wall is nan"):
         solved(PAPER, "restart_trainer", "role", ratio=math.nan)
     with pytest.raises(RecoveryError, match=r"no cost 'mtbf'.*restart_task"):
         solved(PAPER, "mtbf", "role", ratio=0.9)
