@@ -5,7 +5,8 @@ throughput first; one that has work and finishes none is asked for a heartbeat, 
 that died is noticed by Ray at once, whatever its role.
 
 Ours: a rollout is failed, too, when it answers, but has finished nothing for `PATIENCE` times as long. A trainer that
-waits for what has been finished is not idle by right. And who is idle by right still has to answer: a process that is
+waits for what has been finished is not idle by right, and one that recovers, which depends on others, has `PATIENCE`
+times as long as in its own phases. And who is idle by right still has to answer: a process that is
 frozen does not.
 """
 
@@ -17,7 +18,7 @@ from moeproxy.recovery.events import MANAGER, ROLLOUT, TRAINER
 from moeproxy.recovery.plan import RolePlan
 
 FINE, ASK, FAILED = "fine", "ask", "failed"
-WAIT = "wait"
+WAIT, RECOVER = "wait", "recover"
 PATIENCE = 5.0
 _OWN = {TRAINER: ("update", "publish"), ROLLOUT: ("weights", "generate", "deliver")}
 
@@ -84,7 +85,7 @@ class Monitor:
             self._seen[member] = _Seen(Progress("", 0, 0), now, now)
             return FINE
         if seen.progress.phase not in _OWN.get(role, ()):
-            vain = role == TRAINER and self._waits_in_vain(seen)
+            vain = role == TRAINER and (self._waits_in_vain(seen) or self._stuck(seen, now))
             return FAILED if vain or now - seen.answered > self._silence(role) else FINE
         if role == TRAINER:
             return FAILED if now - seen.changed > self._plan.trainer_hang else FINE
@@ -97,6 +98,10 @@ class Monitor:
             return False
         since = max(trainer.changed, manager.changed)
         return manager.answered - since > self._plan.trainer_hang  # not by the clock: it may be the manager that hangs
+
+    def _stuck(self, trainer: _Seen, now: float) -> bool:
+        """Whether it has taken back its state for so long that it never will."""
+        return trainer.progress.phase == RECOVER and now - trainer.changed > PATIENCE * self._plan.trainer_hang
 
     def _silence(self, role: str) -> float:
         """Return for how long a member that has no work may be silent; a manager holds up both of the others."""

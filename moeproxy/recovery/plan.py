@@ -101,7 +101,7 @@ class RolePlan:
         checkpoint_every: steps between checkpoints on disk.
         heartbeat: seconds between looks at the members.
         trainer_hang: seconds in the phase `update` or `publish` without progress, after which a trainer is failed; also
-            in `wait`, when it answers nothing or takes nothing of what is there for it.
+            in `wait`, when it answers nothing or takes nothing of what is there. In `recover` five times as long.
         rollout_hang: seconds without throughput, though it has work, after which a rollout is asked for a heartbeat,
             and failed when it gives none (60 in RobustRL). One without work is failed when it answers nothing for so
             long, and a manager for the shorter of both times, but at least `answer`.

@@ -30,7 +30,7 @@ def test_a_waiting_trainer_is_idle_by_right_and_a_stuck_one_is_not() -> None:
 )
 def test_who_is_idle_by_right_still_has_to_answer(role: str, phase: str, limit: float) -> None:
     monitor = Monitor(RolePlan(trainer_hang=40, rollout_hang=20, answer=5))
-    for now in range(100):
+    for now in range(100):  # less than a recovery may take
         monitor.answered("m", Progress(phase, 0, 1), now)
         assert monitor.judge("m", role, now) == FINE
     assert monitor.judge("m", role, 99 + limit) == FINE
@@ -49,6 +49,15 @@ def test_a_trainer_that_does_not_take_what_is_there_is_not_idle_by_right(ready: 
         assert monitor.judge("trainer", "trainer", now) == (FAILED if ready == 2 and now > 60 else FINE)
     monitor.answered("trainer", Progress("update", 6, 2), 100.0)  # it has taken it
     assert monitor.judge("trainer", "trainer", 109.0) == FINE
+
+
+def test_a_trainer_that_recovers_has_long_but_not_for_ever() -> None:
+    monitor = Monitor(RolePlan(trainer_hang=10))
+    for now in range(0, 60):
+        monitor.answered("trainer", Progress("recover", 0, 0), now)
+        assert monitor.judge("trainer", "trainer", now) == (FAILED if now > PATIENCE * 10 else FINE)
+    monitor.answered("trainer", Progress("wait", 1, 4), 60.0)  # it came through after all
+    assert monitor.judge("trainer", "trainer", 65.0) == FINE
 
 
 def test_a_trainer_is_not_blamed_for_a_manager_that_hangs() -> None:

@@ -173,6 +173,17 @@ def test_a_trainer_that_takes_nothing_or_is_frozen_while_it_waits_is_replaced(
 
 @pytest.mark.job
 @pytest.mark.kill
+def test_a_trainer_that_hangs_while_it_recovers_is_noticed(undisturbed: RoleRun, tmp_path: Path) -> None:
+    """A second fault before a step is done is one of the paper's cases for a restart of the whole task."""
+    mishaps = (Mishap("trainer", 5, "update"), Mishap("trainer", 0, "recover", "hang"))
+    found = _job(tmp_path / "job", *mishaps, trainer_hang=2.0, heartbeat=0.1)
+    assert found.finished, found
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert [item.whole_task for item in found.ettr().outages] == [False, True]
+
+
+@pytest.mark.job
+@pytest.mark.kill
 @pytest.mark.parametrize(
     ("mishaps", "reason", "back"),
     [
