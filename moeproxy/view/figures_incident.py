@@ -58,8 +58,8 @@ def signals_figure(incident: Incident, judged: JudgedAttempt, *, actions: Sequen
     """Draw the signals that alarmed, over the steps, beside the range of the healthy runs.
 
     Without an alarm the usual signals are drawn. Crosses at the upper edge are values that are not finite; a dashed
-    line is what was to be expected over the steps of which the alarm speaks; dotted uprights are the onset (black) and
-    actions (green, with their numbers).
+    line is what was to be expected over the steps of which the alarm speaks; uprights are the onset (black, dotted)
+    and actions (green, with their numbers).
 
     Args:
         incident: the run.
@@ -244,21 +244,21 @@ def _crosses(panel: _Panel) -> go.Scatter:
 
 
 def _mark(figure: go.Figure, judged: JudgedAttempt, actions: Sequence[Action]) -> None:
-    onset = judged.diagnosis.detection.onset
-    if onset is not None:
-        _upright(figure, onset, f"onset, step {onset}", BLACK, "dot")
     index = judged.trace.steps.index
     here = [(a.step, number) for number, a in enumerate(actions, 1) if among(a.step, int(index[0]), int(index[-1]))]
     steps = [(step, number) for step, number in here if step is not None]
     for step in dict.fromkeys(step for step, _ in steps):
-        _upright(figure, step, "actions", GREEN, "dashdot")
+        _upright(figure, step, "actions", GREEN, "dashdot", 3.0)
         words = ", ".join(str(number) for other, number in steps if other == step)
         place = {"x": step, "y": 0, "xref": "x", "yref": "paper", "yanchor": "bottom", "xanchor": "left"}
         figure.add_annotation(text=words, showarrow=False, font={"size": 12, "color": GREEN}, **place)
+    onset = judged.diagnosis.detection.onset
+    if onset is not None:  # last and thinner: an action at the same step must not hide it
+        _upright(figure, onset, f"onset, step {onset}", BLACK, "dot", 1.4)
 
 
-def _upright(figure: go.Figure, step: int, name: str, colour: str, dash: str) -> None:
-    line = {"color": colour, "width": 1.4, "dash": dash}
+def _upright(figure: go.Figure, step: int, name: str, colour: str, dash: str, width: float) -> None:
+    line = {"color": colour, "width": width, "dash": dash}
     figure.add_vline(x=step, line=line)
     entry = {"x": [None], "y": [None], "mode": "lines", "name": name, "legendgroup": name, "hoverinfo": "skip"}
     figure.add_trace(go.Scatter(entry, line=line), row=1, col=1)

@@ -235,6 +235,16 @@ def test_signals_are_drawn_in_their_own_units_with_what_healthy_runs_do() -> Non
     assert figure.layout.title.text.endswith("quiet &amp; &lt;odd&gt;")
 
 
+def test_an_action_at_the_onset_does_not_hide_it() -> None:
+    found = postmortems.resumed()
+    judged = found.judgements[0]
+    onset = judged.diagnosis.detection.onset
+    figure = signals_figure(found, judged, actions=[Action("stopped by hand", step=onset, kind="stopped")])
+    here = [shape.line for shape in figure.layout.shapes if shape.x0 == onset]
+    assert here[-1].dash == "dot"
+    assert here[-1].width < min(line.width for line in here if line.dash == "dashdot")
+
+
 def test_what_is_not_finite_is_crossed_and_said() -> None:
     figure = signals_figure(postmortems.poisoned(), postmortems.poisoned().judgements[0])
     crosses = next(trace for trace in figure.data if trace.name == "not finite")
