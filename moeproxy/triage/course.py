@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import ruptures
 
-from moeproxy.triage.departure import CLIP, MEMORY
+from moeproxy.triage.departure import CLIP
 from moeproxy.triage.excursion import SLACK, departs_again, edges, excursion_at
 
 JUMP, DRIFT, TRANSIENT = "jump", "drift", "transient"
+
+BEFORE = 20
+"""Steps before the onset that say where it would be back: what a run has learned since is not lost again by that."""
 
 SHORTEST = 3
 """Steps in the shortest segment."""
@@ -49,7 +52,7 @@ def course(residual_S: np.ndarray, onset: int) -> Course:
     if excursion and excursion[0] == onset:
         return Course(TRANSIENT, excursion[1], departs_again(residual_S, *excursion))
     filled_S = _filled(residual_S)
-    before, after_S = float(filled_S[max(0, onset - MEMORY) : onset].mean()) if onset else 0.0, filled_S[onset:]
+    before, after_S = float(filled_S[max(0, onset - BEFORE) : onset].mean()) if onset else 0.0, filled_S[onset:]
     means, starts = _segments(after_S)
     away = np.abs(means - before)
     # Back: the last segment lies closer to the past than to the farthest one, by far.

