@@ -65,7 +65,9 @@ def excursion_at(residual_S: np.ndarray, edge: int, slack: int = 0) -> tuple[int
     """
     values_S = np.clip(residual_S, -CLIP, CLIP)
     rise_S = edges(values_S, SHORTEST)
-    large = np.flatnonzero(np.abs(rise_S) >= LEAST_EDGE)
+    size_S = np.abs(rise_S)
+    sharpest_S = size_S >= np.fmax(np.roll(size_S, 1), np.roll(size_S, -1))  # beside an edge are lesser ones
+    large = np.flatnonzero(sharpest_S & (size_S >= LEAST_EDGE))
     found = dict[tuple[int, int], float]()
     for one in large[np.abs(large - edge) <= slack]:
         for other in large[(rise_S[large] * rise_S[one] < 0) & (np.abs(large - one) <= LONGEST)]:

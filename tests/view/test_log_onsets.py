@@ -26,10 +26,12 @@ def judged() -> tuple[LogView, Diagnosis]:
 def test_every_panel_has_the_onset_and_a_departing_signal_its_own(judged: tuple[LogView, Diagnosis]) -> None:
     view, verdict = judged
     marked = with_onsets(view, verdict.detection)
-    assert [event.text for event in marked.onsets["reward_mean"]] == ["the run departs from step 15 on"]
+    run, own = (event.text for event in marked.onsets["reward_mean"])
+    assert run == "the run departs from step 15 on"
+    assert own.startswith("reward mean down from step 15 on, ")
     assert marked.onsets["grad_norm"][1].text == "grad norm is not finite from step 15 on"
-    assert [event.step for event in marked.departures] == [15, 15]
-    assert marked.describe().endswith("The run departs from step 15 on. Grad norm is not finite from step 15 on.")
+    assert [event.step for event in marked.departures] == [15, 15, 15]
+    assert "The run departs from step 15 on. Grad norm is not finite from step 15 on. Reward" in marked.describe()
 
 
 def test_a_departure_says_how_far(judged: tuple[LogView, Diagnosis]) -> None:
@@ -52,6 +54,6 @@ def test_the_figure_draws_them(judged: tuple[LogView, Diagnosis]) -> None:
     view, verdict = judged
     first, second = (values(with_onsets(view, verdict.detection))[FIRST_PANEL + ONSET + n * PER_PANEL] for n in (0, 1))
     assert first["x"] == [15, 15, None, 15, 15, None]
-    assert second["x"] == [15, 15, None]
+    assert second["x"] == [15, 15, None, 15, 15, None]
     assert (first["name"], first["showlegend"], second["showlegend"]) == ("departs from here on", True, False)
     assert first["text"][3] == "grad norm is not finite from step 15 on"
