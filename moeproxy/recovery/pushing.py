@@ -25,6 +25,7 @@ from moeproxy.recovery.shards import Memory, Shard
 from moeproxy.recovery.swap_member import SwapMember
 
 _PATIENCE_S = 60.0
+_LOOK_S = 0.05
 
 
 class Pusher:
@@ -64,7 +65,10 @@ class Pusher:
             RecoveryError: it could not be pushed.
         """
         began = time.monotonic()
-        self._arrived.wait()
+        # The engine stops a rank by an exception in this thread, which comes only between two instructions: one long
+        # wait for a push over a connection that is gone would hold it up until the engine kills the process.
+        while not self._arrived.wait(_LOOK_S):
+            pass
         if self._problem is not None:
             raise RecoveryError(f"rank {self._rank} could not push its shard ({self._problem})")
         return time.monotonic() - began

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,3 +89,22 @@ def test_what_was_given_up_writes_to_memory_no_more(made: tuple) -> None:
     pusher._thread.join(20)
     assert not pusher._thread.is_alive()
     assert memory.steps() == {"own": [1], "peer": []}
+
+
+def test_who_waits_for_a_push_that_never_arrives_can_be_stopped() -> None:
+    """The engine restarts a rank by an exception in its thread; one long wait would not let it in."""
+    pusher: Any = object.__new__(Pusher)
+    pusher._arrived = threading.Event()
+    stopped = threading.Event()
+
+    def wait() -> None:
+        try:
+            pusher.arrived()
+        except InterruptedError:
+            stopped.set()
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    assert stop(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InterruptedError)) == 1
+    assert stopped.wait(10)
