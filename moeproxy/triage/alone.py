@@ -22,11 +22,8 @@ from moeproxy.files import atomic_file
 from moeproxy.places import data_dir
 from moeproxy.triage.arrays import known_mean
 from moeproxy.triage.course import JUMP, course, is_sudden
-from moeproxy.triage.departure import (
-    averages,
-    shifts,
-)
-from moeproxy.triage.excursion import begin, date_edges, date_excursions, excursions, is_near
+from moeproxy.triage.departure import averages, shifts
+from moeproxy.triage.excursion import begin, date_edges, date_excursions, excursions, is_near, place_of
 from moeproxy.triage.judged import Judged, groups, original_value, signal_name
 from moeproxy.triage.own_past import SHOWN, OwnPast
 from moeproxy.triage.reference import (
@@ -183,7 +180,7 @@ class Priors:
             if mine:
                 first = max(mine, key=lambda one: one.ratio)
                 most = int(excess_XT[x].argmax())
-                place = most if _sudden(first, seen, most) else _place(seen, first.start)
+                place = most if _jumps(first, seen, most) else place_of(seen.onset_T, first.start)
                 size = max(first.ratio * self._alarming, float(excess_XT[x].max()))
                 excess_XT[x, place] = size
                 begin(contrast_XT[x], place, size)
@@ -200,7 +197,7 @@ class Priors:
             starts = [begun(moved_RS[row] / limit, BEGUN) for row in rows_R] if np.isfinite(limit) else []
             known = [start for start in starts if start is not None]
             if known:
-                place, most = _place(seen, min(known)), int(contrast_XT[x].argmax())
+                place, most = place_of(seen.onset_T, min(known)), int(contrast_XT[x].argmax())
                 if seen.onset_T[place] < seen.onset_T[most] - SHOWN:
                     begin(contrast_XT[x], place, float(contrast_XT[x].max()))
 
@@ -273,12 +270,7 @@ class Priors:
         )
 
 
-def _place(seen: OwnPast, start: int) -> int:
-    """Return the place among the candidate onsets of the step with this index, or of the next one that is there."""
-    return min(int(np.searchsorted(seen.onset_T, start)), len(seen.onset_T) - 1)
-
-
-def _sudden(one: Slow, seen: OwnPast, place: int) -> bool:
+def _jumps(one: Slow, seen: OwnPast, place: int) -> bool:
     """Whether a slow change is a jump at a candidate onset nearby."""
     onset = int(seen.onset_T[place])
     return abs(onset - one.start) <= SHOWN and course(seen.residual_RS[one.row], onset).kind == JUMP

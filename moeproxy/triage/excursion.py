@@ -152,7 +152,7 @@ def date_edges(
         first = max(int(onset_T[most]) - REACH, 0)
         sharpest = first + int(size_S[first : int(onset_T[most]) + REACH + 1].argmax())
         if contrast_XT[x, most] > 1 and size_S[sharpest] >= LEAST_CHANGE:
-            begin(contrast_XT[x], _place(onset_T, sharpest), float(contrast_XT[x, most]))
+            begin(contrast_XT[x], place_of(onset_T, sharpest), float(contrast_XT[x, most]))
 
 
 def is_near(step: int, excursion: tuple[int, int] | None) -> bool:
@@ -166,10 +166,11 @@ def date_excursions(
     """Date excursions from the way out, in place: the largest change may be the way back."""
     for x, (name, _) in enumerate(groups):
         if name in found:
-            begin(contrast_XT[x], _place(onset_T, found[name][0]), float(contrast_XT[x].max()))
+            begin(contrast_XT[x], place_of(onset_T, found[name][0]), float(contrast_XT[x].max()))
 
 
-def _place(onset_T: np.ndarray, step: int) -> int:
+def place_of(onset_T: np.ndarray, step: int) -> int:
+    """Return the place among candidate onsets of the step with this index, or of the next one that is there."""
     return min(int(np.searchsorted(onset_T, step)), len(onset_T) - 1)
 
 

@@ -18,7 +18,7 @@ from moeproxy.triage.learn import learn_alone, learn_beside, learn_priors, runs_
 from moeproxy.triage.library import Library
 from moeproxy.triage.signal_sets import EVERYTHING, nearest_set, signal_sets
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # minutes, and more beside other programs
+pytestmark = pytest.mark.slow
 
 FAULTS = ("gradient_overflow", "kl_explosion", "tool_call_error", "router_frozen")
 

@@ -26,12 +26,12 @@ def judged() -> tuple[LogView, Diagnosis]:
 def test_every_panel_has_the_onset_and_a_departing_signal_its_own(judged: tuple[LogView, Diagnosis]) -> None:
     view, verdict = judged
     marked = with_onsets(view, verdict.detection)
-    run, own = (event.text for event in marked.onsets["reward_mean"])
-    assert run == "the run departs from step 15 on"
-    assert own.startswith("reward mean down from step 15 on, ")
+    own = "reward mean down from step 15 on, 4.3 times what healthy runs reach"
+    assert [event.text for event in marked.onsets["reward_mean"]] == ["the run departs from step 15 on", own]
     assert marked.onsets["grad_norm"][1].text == "grad norm is not finite from step 15 on"
     assert [event.step for event in marked.departures] == [15, 15, 15]
-    assert "The run departs from step 15 on. Grad norm is not finite from step 15 on. Reward" in marked.describe()
+    told = f"The run departs from step 15 on. Grad norm is not finite from step 15 on. {own.capitalize()}."
+    assert marked.describe().endswith(told)
 
 
 def test_a_departure_says_how_far(judged: tuple[LogView, Diagnosis]) -> None:
