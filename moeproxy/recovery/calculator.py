@@ -79,6 +79,8 @@ class Cluster:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, zero = getattr(self, item.name), item.name in _MAY_BE_ZERO
+            if isinstance(value, np.generic):
+                object.__setattr__(self, item.name, value := value.item())
             positive(item.name, value, zero=zero)
             if item.name in _COUNTS and (value != int(value) or value > _MOST):
                 raise RecoveryError(f"{item.name} is {value!r}", expected=f"a whole number, at most {_MOST:.0e}")

@@ -25,6 +25,7 @@ from moeproxy.lab.settings import RunSpec
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.events import Event, EventLog, read_events, trainer_step
 from moeproxy.recovery.plan import RolePlan
+from moeproxy.recovery.scratch import remove_left, remove_owned
 
 _ASKED = "asked.json"
 _OUTPUT = "output.txt"
@@ -86,6 +87,7 @@ class ChildJob:
             self._process.kill()
             self._process.wait()
         sweep(self._process.pid)
+        remove_left()
 
 
 def sweep(session: int) -> list[int]:
@@ -185,6 +187,7 @@ def _leave(code: int) -> None:
     """End this process, and before it all that it started; only in a session of its own."""
     if os.getsid(0) == os.getpid():
         sweep(os.getpid())
+    remove_owned()
     os._exit(code)
 
 

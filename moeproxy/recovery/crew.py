@@ -71,6 +71,7 @@ def ray_running() -> Iterator[None]:
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, **local_options(0, _STORE_BYTES)}
     options["_system_config"] |= {"memory_monitor_refresh_ms": 0}  # else members die when other programs fill memory
     with Template() as template:
+        options["_temp_dir"] = str(template.folder / "ray")  # else it stays, and the user's own Ray is taken for this
         try:
             with _set(template.variables):
                 start_ray(options, CLIENT)
@@ -83,12 +84,13 @@ def ray_running() -> Iterator[None]:
 @contextlib.contextmanager
 def _set(variables: dict[str, str]) -> Iterator[None]:
     """Have these variables in the environment of processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _of_this_ray() -> dict[str, str]:

@@ -199,10 +199,13 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
     with atomic_file(place / _PLAN) as temporary:
         temporary.write_text(json.dumps({**plan.to_dict(), "provenance": provenance()}, indent=1), encoding="utf-8")
     log = EventLog(place, ev.JOB, "job")
-    with Processes(place, module, plan.members) as processes:
-        log.add(ev.JOB_START, trainers=plan.active, rollouts=0)
-        outcome = _watch(plan, place, processes, time.monotonic() + limit)
-    log.add(ev.JOB_END, outcome=outcome)
+    outcome = "interrupted"
+    try:
+        with Processes(place, module, plan.members) as processes:
+            log.add(ev.JOB_START, trainers=plan.active, rollouts=0)
+            outcome = _watch(plan, place, processes, time.monotonic() + limit)
+    finally:
+        log.add(ev.JOB_END, outcome=outcome)
     return _result(plan, place, outcome)
 
 

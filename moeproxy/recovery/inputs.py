@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from moeproxy.errors import RecoveryError
+from moeproxy.errors import CheckpointError, RecoveryError
 
 
 def whole(name: str, value: Any, least: int = 0) -> None:
@@ -49,7 +49,7 @@ def usable_model(model: Any) -> None:
     """Refuse what is no directory of a checkpoint.
 
     Raises:
-        RecoveryError: it has no readable `config.json`, or no weights.
+        RecoveryError: it has no readable `config.json`, or no weights, or weights that are cut off or missing.
     """
     problem = "a model that is no path"
     if isinstance(model, (str, Path)):
@@ -71,7 +71,18 @@ def _problem(model: Path) -> str:
             return "its config.json is no JSON object"
     except (OSError, ValueError) as error:
         return f"no readable config.json ({error})"
-    return "" if any(model.glob("*.safetensors")) else "it holds no weights"
+    if not any(model.glob("*.safetensors")):
+        return "it holds no weights"
+    from moeproxy.experts.shards import check_index, read_shard, shard_paths
+
+    try:
+        tensors: dict[str, Any] = {}
+        for path in shard_paths(model):
+            tensors |= read_shard(path).tensors
+        check_index(model, tensors)
+    except CheckpointError as error:
+        return f"weights that cannot be read ({error})"
+    return ""
 
 
 def usable_folder(folder: Path) -> None:

@@ -13,11 +13,20 @@ from moeproxy.files import atomic_file, provenance
 
 
 def save_json(path: str | Path, form: str, fields: Mapping[str, Any]) -> Path:
-    """Write a result's fields with its format and provenance, atomically, and return the path."""
+    """Write a result's fields with its format and provenance, atomically, and return the path.
+
+    Raises:
+        RecoveryError: nothing can be written there.
+    """
     target = Path(path)
-    with atomic_file(target) as temporary:
-        stored = {"format": form, **fields, "provenance": provenance()}
-        temporary.write_text(json.dumps(stored, indent=1), encoding="utf-8")
+    stored = json.dumps({"format": form, **fields, "provenance": provenance()}, indent=1)
+    try:
+        with atomic_file(target) as temporary:
+            temporary.write_text(stored, encoding="utf-8")
+    except OSError as error:
+        raise RecoveryError(
+            f"the file cannot be written ({error.strerror})", where=target, remedy="choose another place"
+        ) from error
     return target
 
 

@@ -7,13 +7,16 @@ import hashlib
 import importlib
 import os
 import signal
+import tempfile
 import time
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from moeproxy.lab.processes import context, without_main
 from moeproxy.lab.worker import settle
+from moeproxy.recovery.scratch import scratch
 
 LIGHTHOUSE = "lighthouse"
 _PRELOAD = "moeproxy.recovery.preload"
@@ -41,8 +44,11 @@ class Processes:
         self._context = context(_PRELOAD)
         self.running: dict[str, Any] = {}
         self._pipes: list[Connection] = []
+        self._open = contextlib.ExitStack()
+        self._environment: dict[str, str] = {}
 
     def __enter__(self) -> Processes:
+        self._environment = _ENVIRONMENT | {"TMPDIR": str(self._open.enter_context(scratch()))}
         for name in (LIGHTHOUSE, *self._members):
             self.start(name)
         return self
@@ -50,7 +56,7 @@ class Processes:
     def start(self, name: str) -> None:
         """Start a process; what it prints goes to a file of its own, and it ends when this one does."""
         ours, theirs = self._context.Pipe()
-        arguments = (self._module, self._folder, name, {**os.environ, **_ENVIRONMENT}, theirs)
+        arguments = (self._module, self._folder, name, {**os.environ, **self._environment}, theirs)
         process = self._context.Process(target=_be, args=arguments, name=name)
         with without_main(), theirs:
             process.start()
@@ -73,6 +79,7 @@ class Processes:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.02)
+        self._open.close()
 
 
 def marked(folder: Path) -> list[int]:
@@ -95,5 +102,18 @@ def _be(module: str, folder: Path, name: str, environment: dict[str, str], conne
     settle(folder / f"{name}.log", environment, connection)
     with contextlib.suppress(OSError):
         _COMM.write_text(_mark(folder))  # its children inherit it
+    tempfile.tempdir = None  # the server's
+    _track_alone()
     importlib.import_module(module).serve(folder, name)
     os._exit(0)  # threads of the engines do not end by themselves
+
+
+def _track_alone() -> None:
+    """Have what a killed member leaves in the system (semaphores) removed at once, and noted in its own log.
+
+    Python's tracker is one for all processes of a program: it would do so at the program's end, and warn there.
+    """
+    own = resource_tracker.ResourceTracker()
+    resource_tracker._resource_tracker = own
+    for name in ("ensure_running", "register", "unregister", "getfd"):
+        setattr(resource_tracker, name, getattr(own, name))

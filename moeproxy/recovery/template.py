@@ -4,8 +4,8 @@ A member needs seven seconds of CPU time for imports and half a second for the r
 forks: Ray starts a worker with `fork_client.py`, which hands over arguments, environment and streams. Where the
 template is gone, that program becomes an ordinary worker.
 
-It also is the job's last guard: when the program that started it ends, however it ends, all copies are killed, and what
-Ray leaves behind then.
+It also is the job's last guard: when the program that started it ends, however it ends, all copies are killed, what
+Ray leaves behind then, and the job's temporary files.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ import json
 import os
 import runpy
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moeproxy.lab.ray_start import NO_CLUSTER
 from moeproxy.recovery import fork_client
+from moeproxy.recovery.scratch import remove_ownerless, scratch
 
 PRELOADED = (
     "ray._private.workers.default_worker",
@@ -44,7 +43,8 @@ PRELOADED = (
 CLIENT = Path(fork_client.__file__)
 _READ_ON_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_AUTH_MODE")
 _LOOK_S = 1.0
-_LONGEST = 80
+_CLEANING_S = 5.0  # Ray writes for a moment yet
+_TEMPORARY = "TMPDIR"
 
 
 class Template:
@@ -59,11 +59,13 @@ class Template:
         ...     subprocess.run([sys.executable, CLIENT, "program.py"], env=os.environ | template.variables)
     """
 
+    folder: Path
+    """For temporary files; it ends with the template."""
+
     def __init__(self, modules: Sequence[str] = PRELOADED) -> None:
-        usual = tempfile.gettempdir()
-        where = usual if len(usual) <= _LONGEST else "/tmp"  # a socket's name has 107 characters at most
-        self._folder = Path(tempfile.mkdtemp(prefix="moeproxy-", dir=where))  # for this user alone
-        self._modules, self._place = modules, self._folder / "template"
+        self._open = contextlib.ExitStack()
+        self.folder = self._open.enter_context(scratch())
+        self._modules, self._place = modules, self.folder / "template"
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(self._place))
         self._listening.listen(64)
@@ -77,14 +79,14 @@ class Template:
         """
         number = self._listening.fileno()
         command = [sys.executable, "-m", "moeproxy.recovery.template", str(number), *self._modules]
-        whole = _environment() | dict(environment or {})
+        whole = _environment() | dict(environment or {}) | {_TEMPORARY: str(self.folder)}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number], env=whole)
         self._listening.close()  # so that nobody waits for a template that is gone
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the environment of a program must have to be started as a copy."""
-        return {fork_client.VARIABLE: f"{self._place}:{os.getpid()}"}
+        """What the environment of a program must have to be started as a copy, with the job's temporary files."""
+        return {fork_client.VARIABLE: f"{self._place}:{os.getpid()}", _TEMPORARY: str(self.folder)}
 
     @property
     def pid(self) -> int:
@@ -102,7 +104,7 @@ class Template:
             except subprocess.TimeoutExpired:  # still at its imports
                 self._process.kill()
                 self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._open.close()
 
     def __enter__(self) -> Template:
         return self
@@ -135,6 +137,7 @@ def _serve(listening: socket.socket) -> dict[str, Any]:
             for pid in copies | {ward for ward, born in wards.items() if _born(ward) == born}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            remove_ownerless(Path(listening.getsockname()).parent, _CLEANING_S)
             os._exit(0)
         if listening in ready:
             connection, _ = listening.accept()

@@ -98,7 +98,8 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
     """Return the trainer's tries at steps, in order; of those that finished a step the last one is kept.
 
     Ranks that train together are in the same try, from the first that begins it to the first that finishes it. A fault
-    ends it unless one of them finishes it all the same.
+    ends it unless one of them finishes it all the same, or a trainer that takes over goes on after it: then it was
+    finished, and only its event is missing.
     """
     tried: list[Attempt] = []
     open_: Event | None = None
@@ -114,8 +115,15 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
             open_ = None
         if event.role == TRAINER and event.event == STEP_BEGIN:
             open_ = event
+    tried = [replace(item, done=item.done or _taken_over(item, events)) for item in tried]
     last = {item.step: number for number, item in enumerate(tried) if item.done}
     return [replace(item, kept=last.get(item.step) == number) for number, item in enumerate(tried)]
+
+
+def _taken_over(tried: Attempt, events: Sequence[Event]) -> bool:
+    """Whether a trainer went on with the state after this try's step, which nobody began again."""
+    later = [event for event in events if event.t > tried.begin and (event.role, event.step) == (TRAINER, tried.step)]
+    return any(event.event == CONNECTED for event in later) and all(event.event != STEP_BEGIN for event in later)
 
 
 def _beside(event: Event, begun: Event) -> bool:

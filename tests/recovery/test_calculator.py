@@ -155,6 +155,15 @@ def test_what_is_lost_adds_up_where_faults_hit_restarts() -> None:
     assert found.wall == pytest.approx(1.0 + sum(found.lost.values()))
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    cluster = Cluster(step=1.0)
+    for name, value in (("step", np.float32(2.5)), ("trainers", np.int64(3))):
+        object.__setattr__(cluster, name, value)
+    cluster.__post_init__()
+    assert cluster == Cluster(step=2.5, trainers=3)
+    assert (type(cluster.step), type(cluster.trainers)) == (float, int)
+
+
 def test_what_is_no_number_is_refused() -> None:
     for name, value in itertools.product(("step", "trainers", "detect"), ("300", None, 10**400, True, math.inf)):
         cluster = Cluster(step=1.0)

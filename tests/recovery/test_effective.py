@@ -179,6 +179,18 @@ def test_a_step_that_the_other_ranks_begin_anew_after_a_fault_was_cut_short_by_i
     assert (found.steps, found.productive, found.lost["recompute"]) == (1, 3.0, 3.0)
 
 
+@pytest.mark.parametrize("next_step", [3, 4])
+def test_a_step_whose_state_was_taken_over_was_finished(next_step: int) -> None:
+    """The trainer died between giving its state away and saying so; unless the one that takes over begins it again."""
+    connected = (18.5, "trainer", ev.CONNECTED, next_step - 1)
+    rest = _steps(19, 2, *range(next_step, 5))
+    rows = [START, *_steps(10, 2, 1, 2), AWAY, *OUT, connected, *rest, (rest[-1][0], "job", ev.JOB_END)]
+    found = recovery.ettr(_job(*rows))
+    assert (found.steps, found.repeated) == (4, 0)
+    assert found.lost["recompute"] == (1.0 if next_step == 3 else 0.0)
+    assert found.productive == (8.0 if next_step == 3 else 7.0)
+
+
 def test_a_standby_that_dies_is_no_outage_of_the_job() -> None:
     rows = [START, *_steps(10, 2, 1), (11.0, "standby-0", ev.DETECT), (12.0, "job", ev.JOB_END)]
     assert recovery.ettr(_job(*sorted(rows, key=lambda row: row[0]))).outages == ()

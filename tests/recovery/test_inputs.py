@@ -136,7 +136,14 @@ def _models(tmp_path: Path) -> dict[str, Path]:
         (tmp_path / name).mkdir()
         if config is not None:
             (tmp_path / name / "config.json").write_text(config)
+    for name, damage in (("cut off", lambda weights: weights[:-100]), ("overwritten", lambda weights: b"x" * 64)):
+        weights = damage((MODEL / "model.safetensors").read_bytes())
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((MODEL / "config.json").read_bytes())
+        (tmp_path / name / "model.safetensors").write_bytes(weights)
     return {
+        r"weights that cannot be read.*truncated": tmp_path / "cut off",
+        r"weights that cannot be read": tmp_path / "overwritten",
         "no such directory": tmp_path / "nowhere",
         "no readable config.json": tmp_path / "none",
         r"no readable config.json \(Expecting": tmp_path / "broken",

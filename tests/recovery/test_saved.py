@@ -33,3 +33,10 @@ def test_another_file_is_refused_and_so_is_what_the_reader_stumbles_over(tmp_pat
             pass
     with pytest.raises(RecoveryError, match="no saved thing"), saved_json(tmp_path / "absent", "some.form", "thing"):
         pass
+
+
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RecoveryError, match=r"a\.json: the file cannot be written.*What to do: choose another place"):
+        save_json(tmp_path / "file" / "a.json", "some.form", {"x": 1})
+    assert (tmp_path / "file").read_text() == "mine"
