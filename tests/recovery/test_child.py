@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,6 +65,8 @@ def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path
         while time.monotonic() < deadline and not _stepped(tmp_path / "job"):
             time.sleep(0.1)
         assert len(in_session(session)) > 8  # trainer, standby, two rollouts, manager, and Ray's own
+        (temporary,) = _temporary(in_session(session))
+        assert temporary.is_dir()
         if victim == "the program":
             program.kill()
         else:
@@ -71,6 +74,16 @@ def test_a_kill_takes_all_processes_of_a_job_with_it(victim: str, tmp_path: Path
         left = gone(lambda: in_session(session), 20)
         program.kill()
     assert not left
+    assert not temporary.exists()
+
+
+def _temporary(pids: set[int]) -> set[Path]:
+    """Return where processes were told to put temporary files, of those that the job itself made."""
+    given: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            given |= set(Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace").split("\0"))
+    return {Path(line[7:]) for line in given if line.startswith("TMPDIR=") and "moeproxy-" in line}
 
 
 def _stepped(folder: Path) -> bool:
