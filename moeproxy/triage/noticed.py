@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from moeproxy.triage.alarms import Alarm, judged_number, lasting_break, times
 from moeproxy.triage.arrays import finite
@@ -107,13 +108,8 @@ def _bursts(values_RS: np.ndarray, noise_R: np.ndarray, spikes_RS: np.ndarray) -
 
 
 def _usual(values_S: np.ndarray) -> np.ndarray:
-    """Return medians (S,) over the steps around each step."""
-    padded_S = np.pad(values_S, AROUND, constant_values=np.nan)
-    around_SW = np.lib.stride_tricks.sliding_window_view(padded_S, 2 * AROUND + 1)
-    known_S = np.isfinite(around_SW).any(1)
-    usual_S = np.full(len(values_S), np.nan)
-    usual_S[known_S] = np.nanmedian(around_SW[known_S], axis=1)
-    return usual_S
+    """Return medians (S,) over the steps around each step, of the finite values there."""
+    return pd.Series(values_S).rolling(2 * AROUND + 1, center=True, min_periods=1).median().to_numpy()
 
 
 def _stretches(here_S: np.ndarray) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from moeproxy.triage import evaluate_logged
 from moeproxy.triage.alone import Priors
 from moeproxy.triage.detect import ALONE, BESIDE
 from moeproxy.triage.evaluate_logged import as_logged
-from moeproxy.triage.learn import learn_alone, learn_beside, learn_priors, runs_of
+from moeproxy.triage.learn import learn_alone, learn_beside, learn_priors, references, runs_of
 from moeproxy.triage.library import Library
 from moeproxy.triage.signal_sets import EVERYTHING, nearest_set, signal_sets
 
@@ -26,7 +26,12 @@ FAULTS = ("gradient_overflow", "kl_explosion", "tool_call_error", "router_frozen
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
     models = ["original", "cluster-16", "cluster-8"]
-    return load_bench(data_dir() / "bench", models=models, faults=[None, *FAULTS], trajectories=False)
+    """Clear faults, and healthy runs of the usual settings: those of others add time and nothing to what is asked."""
+    found = load_bench(data_dir() / "bench", models=models, faults=[None, *FAULTS], trajectories=False)
+    runs = runs_of(found)
+    usual = [members[0].info.config for members in references(runs).values()]
+    kept = [run.level == "clear" or (run.info.healthy and run.info.config in usual) for run in runs]
+    return [trace for trace, keep in zip(found, kept, strict=True) if keep]
 
 
 @pytest.fixture(scope="module")
