@@ -91,6 +91,14 @@ class Monitor:
             return FAILED if now - seen.changed > self._plan.trainer_hang else FINE
         return self._rollout(seen, now)
 
+    def silent(self, member: str, now: float) -> float:
+        """Return for how many seconds a member that is failed has shown no sign of what it should be doing."""
+        seen, manager = self._seen[member], self._seen.get(MANAGER)
+        if now - seen.answered > self._plan.answer:
+            return now - seen.answered
+        waits = manager is not None and seen.progress.phase == WAIT
+        return now - (max(seen.changed, manager.changed) if waits and manager else seen.changed)
+
     def _waits_in_vain(self, trainer: _Seen) -> bool:
         """Whether the manager has said for long that it has all that the trainer waits for."""
         manager = self._seen.get(MANAGER)

@@ -36,7 +36,7 @@ STEP_BEGIN = "step_begin"
 STEP_COMMIT = "step_commit"  # the step is done and its state kept elsewhere
 CHECKPOINT = "checkpoint"  # info: seconds that the trainer waited, and path or problem
 FAULT = "fault"  # when it happened, where that is known; info: kind
-DETECT = "detect"  # info: kind, and cause if an exception was raised
+DETECT = "detect"  # info: kind; cause if an exception was raised; silent: seconds without a sign of life before it
 TASK_RESTART = "task_restart"  # info: reason
 EVENTS = (
     JOB_START,

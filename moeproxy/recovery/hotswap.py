@@ -7,6 +7,9 @@ One interface, two drivers on existing engines, each for one kind of state:
 | replicated | all of it on every rank | torchft, fixed world with spares | nothing: it follows every step |
 | sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from a neighbour's memory |
 
+The copies of shards are made beside the next step. A rank that dies before its last one has arrived costs that one step:
+it is done again, with the same result.
+
 The program is supervised training of a testbed model; the batch of a step depends on step and rank only.
 """
 
@@ -27,7 +30,7 @@ from moeproxy.files import atomic_file, provenance
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.events import Event, EventLog, read_events
-from moeproxy.recovery.inputs import positive, usable_folder, usable_model, whole
+from moeproxy.recovery.inputs import positive, usable_folder, usable_model, whole, yes_or_no
 from moeproxy.recovery.plan import RANK_KINDS, Mishap, happening
 from moeproxy.recovery.snapshot_cost import SnapshotCost, ratios, snapshot_cost
 from moeproxy.recovery.swap_processes import LIGHTHOUSE, Processes
@@ -97,6 +100,7 @@ class SwapPlan:
         for name, value in least.items():
             whole(name, getattr(self, name), value)
         positive("learning_rate", self.learning_rate, zero=True)
+        yes_or_no("digests", self.digests)
         for name in ("heartbeat", "timeout"):
             positive(name, getattr(self, name))
         self._check_mishaps()
@@ -109,6 +113,8 @@ class SwapPlan:
         if unknown:
             raise RecoveryError(f"mishaps of {', '.join(sorted(unknown))}", expected=f"of {', '.join(self.members)}")
         waiting = [item for item in self.mishaps if item.phase == "wait"]
+        if others := {item.member for item in waiting} - set(self.members[self.active :]):
+            raise RecoveryError(f"mishaps in phase wait of {', '.join(sorted(others))}", expected="of a spare")
         if others := {item.kind if self.driver == SHARDED else self.driver for item in waiting} - {"kill"}:
             raise RecoveryError(
                 f"mishaps in phase wait: {', '.join(sorted(others))}", expected=f"kind kill, driver {SHARDED}"
@@ -145,7 +151,7 @@ class SwapRun:
         outcome: "finished", or why not and what is usable.
         step: the last step that any member finished.
         lost: steps that had been finished by all and were done again.
-        recoveries: for each fault the seconds from it to the end of the first step that began after it.
+        recoveries: for each fault, else its detection, the seconds to the end of the first step that began after it.
         blocked: median seconds that a snapshot held a step up, None without snapshots.
         seconds: median seconds of a step.
         cost: what snapshots cost, None unless there are steps with and without one, as with `snapshot_every` 2.
@@ -227,7 +233,7 @@ def _watch(plan: SwapPlan, folder: Path, processes: Processes, deadline: float) 
         if outcome:
             return outcome if outcome == FINISHED else f"{outcome}; {_usable(plan, folder)}"
         for member in sorted(processes.gone() - dead):
-            EventLog(folder, ev.TRAINER, member).add(ev.DETECT, kind="died")
+            EventLog(folder, ev.TRAINER, member).add(ev.DETECT, kind="died", silent=_silent(found, member))
             dead.add(member)
         up = set(processes.running) - dead - {LIGHTHOUSE}
         living = _with_state(found, up) if plan.driver == REPLICATED else up
@@ -236,6 +242,13 @@ def _watch(plan: SwapPlan, folder: Path, processes: Processes, deadline: float) 
         if plan.driver == REPLICATED and len(up) < plan.active:
             processes.start(f"trainer-{len(processes.running) - 1}")  # cold: it heals from a living one's memory
         time.sleep(_LOOK_S)
+
+
+def _silent(events: Sequence[Event], member: str) -> float:
+    """Return the seconds since a rank's last sign of life in a step; 0 of one that was in none, such as a spare."""
+    last = max((event for event in events if event.member == member), key=lambda event: event.t, default=None)
+    in_step = last is not None and last.event in (ev.STEP_BEGIN, ev.STEP_COMMIT)
+    return max(0.0, time.time() - last.t) if last is not None and in_step else 0.0
 
 
 def _with_state(found: Sequence[Event], members: set[str]) -> set[str]:
@@ -289,11 +302,17 @@ def recoveries(events: Sequence[Event]) -> tuple[float, ...]:
     """Return for each fault the seconds from it to the end of the first step that began after it.
 
     Args:
-        events: of the job, in order.
+        events: of the job, in order. A fault that nobody logged begins with its detection.
     """
-    ends = [_first_end(events[number + 1 :]) for number, event in enumerate(events) if event.event == ev.FAULT]
-    faults = [event for event in events if event.event == ev.FAULT]
-    return tuple(end - fault.t for fault, end in zip(faults, ends, strict=True) if end is not None)
+    begun, known = [], set[str]()
+    for number, event in enumerate(events):
+        if event.event == ev.FAULT or (event.event == ev.DETECT and event.member not in known):
+            begun.append((event.t, _first_end(events[number + 1 :])))
+        if event.event == ev.FAULT:
+            known.add(event.member)
+        elif event.event == ev.DETECT:
+            known.discard(event.member)
+    return tuple(end - fault for fault, end in begun if end is not None)
 
 
 def _first_end(events: Sequence[Event]) -> float | None:

@@ -21,6 +21,16 @@ def whole(name: str, value: Any, least: int = 0) -> None:
         raise RecoveryError(f"{name} is {value!r}", expected=f"a whole number, at least {least}")
 
 
+def yes_or_no(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False, such as "no".
+
+    Raises:
+        RecoveryError: so it is.
+    """
+    if not isinstance(value, bool):
+        raise RecoveryError(f"{name} is {value!r}", expected="True or False")
+
+
 def positive(name: str, value: Any, *, zero: bool = False, endless: bool = False) -> None:
     """Refuse what is no number above 0, such as a string or NaN.
 

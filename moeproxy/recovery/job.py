@@ -260,16 +260,16 @@ class Job:
                         self._committed = max(self._committed, progress.step - 1)
             verdict = self._monitor.judge(worker.name, worker.role, now)
             if verdict == FAILED:
-                self._fault(worker, HUNG)
+                self._fault(worker, HUNG, silent=self._monitor.silent(worker.name, now))
                 return
             if worker.looked is None or verdict == ASK:
                 worker.looked = worker.actor.progress.remote()
 
     # Answering.
 
-    def _fault(self, worker: Worker, kind: str, cause: str = "") -> None:
+    def _fault(self, worker: Worker, kind: str, cause: str = "", silent: float = 0.0) -> None:
         step = trainer_step(self.folder)
-        said: dict[str, Any] = {"cause": cause} if cause else {}
+        said: dict[str, Any] = {name: value for name, value in (("cause", cause), ("silent", silent)) if value}
         EventLog(self.folder, worker.role, worker.name).add(ev.DETECT, step, kind=kind, **said)
         let_go(worker)
         del self._workers[worker.name]

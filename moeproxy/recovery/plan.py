@@ -13,7 +13,7 @@ from typing import Any
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery.calculator import NONE, ROLE, STRATEGIES, TASK
 from moeproxy.recovery.events import FAULT, MANAGER, ROLLOUT, TRAINER
-from moeproxy.recovery.inputs import positive, whole
+from moeproxy.recovery.inputs import positive, whole, yes_or_no
 
 __all__ = ["NONE", "PHASES", "ROLE", "TASK", "Mishap", "RolePlan", "due", "happening", "suffer"]
 
@@ -132,6 +132,8 @@ class RolePlan:
             whole(name, getattr(self, name), value)
         for name in ("heartbeat", "trainer_hang", "rollout_hang", "answer"):
             positive(name, getattr(self, name))
+        for name in ("standby", "digests"):
+            yes_or_no(name, getattr(self, name))
         if self.strategy not in STRATEGIES:
             raise RecoveryError(f"strategy is {self.strategy!r}", expected=f"one of {', '.join(STRATEGIES)}")
         names = {"trainer", "manager", *self.rollout_names}

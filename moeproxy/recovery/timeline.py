@@ -56,7 +56,7 @@ class Outage:
     Args:
         member, role: which.
         step: the trainer's step at the time, None before the first.
-        fault: when it failed (seconds since 1970); the time of detection where nobody knows.
+        fault: when it failed (seconds since 1970); where nobody knows, its last sign of life before the detection.
         detect, ready, end: when it was noticed, when its replacement could work, when that worked again.
         kind: what was noticed: "died", "hung", ...
         whole_task: whether all roles were restarted for it.
@@ -111,7 +111,7 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
         ends = event.event in (STEP_BEGIN, STEP_COMMIT, FAULT, DETECT, TASK_RESTART, JOB_END)
         if open_ is not None and ends and (event.role == TRAINER or event.event in (TASK_RESTART, JOB_END)):
             done = event.event == STEP_COMMIT and event.step == open_.step
-            tried.append(Attempt(int(open_.step or 0), open_.t, event.t, done))
+            tried.append(Attempt(int(open_.step or 0), open_.t, max(open_.t, _failed(event)), done))
             open_ = None
         if event.role == TRAINER and event.event == STEP_BEGIN:
             open_ = event
@@ -165,7 +165,7 @@ def outages(events: Sequence[Event]) -> list[Outage]:
         if event.event == FAULT and event.info.get("kind") not in SURVIVED:
             pending.setdefault(event.member, event.t)
         elif event.event in (DETECT, TASK_RESTART):
-            fault = min(pending.pop(event.member, event.t), event.t)
+            fault = min(pending.pop(event.member, _failed(event)), event.t)
             made = _outage(event, fault, step, events[number + 1 :])
             if made.whole_task and found and event.t - found[-1].detect < _SAME_S:
                 # What was noticed just before is why: one outage, in which nobody's work counts.
@@ -173,6 +173,11 @@ def outages(events: Sequence[Event]) -> list[Outage]:
                 made = replace(made, fault=cause.fault, detect=cause.detect)
             found.append(made)
     return found
+
+
+def _failed(event: Event) -> float:
+    """Return when what was noticed had begun, as far as the one who noticed it could tell."""
+    return event.t - float(event.info.get("silent", 0.0))
 
 
 def _outage(event: Event, fault: float, step: int | None, later: Sequence[Event]) -> Outage:

@@ -89,3 +89,17 @@ def test_a_slow_rollout_that_answers_is_no_failed_one_but_patience_ends() -> Non
     for now in range(400, 800):
         monitor.answered("r", Progress("idle", 3, 1), now)  # no work: nothing to judge
         assert monitor.judge("r", "rollout", now) == FINE
+
+
+def test_how_long_a_failed_member_was_silent_goes_by_what_it_should_have_done() -> None:
+    monitor = Monitor(RolePlan(trainer_hang=10, answer=5))
+    for now in range(0, 31):  # it answers to the end: its work has stood still since 4
+        monitor.answered("trainer", Progress("update", min(now, 4), 2), now)
+        monitor.answered("frozen", Progress("update", 4, 2), min(now, 22))
+        monitor.answered("rollout-0", Progress("generate", 4, 2), now)
+    assert [monitor.silent(name, 30.0) for name in ("trainer", "frozen", "rollout-0")] == [26.0, 8.0, 30.0]
+    for now in range(31, 60):  # it waits since 31, and since 45 for what is there
+        monitor.answered("trainer", Progress("wait", 5, 3), now)
+        monitor.answered("manager", Progress("serve", 0, 3 if now >= 45 else 2), now)
+    assert monitor.judge("trainer", "trainer", 59.0) == FAILED
+    assert monitor.silent("trainer", 59.0) == 14.0

@@ -179,6 +179,17 @@ def test_a_step_that_the_other_ranks_begin_anew_after_a_fault_was_cut_short_by_i
     assert (found.steps, found.productive, found.lost["recompute"]) == (1, 3.0, 3.0)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_fault_that_nobody_logged_begins_with_the_last_sign_of_life(known: bool) -> None:
+    """A process that is stopped from outside; who notices it says for how long it was silent."""
+    detect = Event(16.0, "trainer", "trainer", ev.DETECT, 3, {"kind": "hung", **({} if known else {"silent": 1.0})})
+    fault = [(15.0, "trainer", ev.FAULT, 3)] if known else []
+    rest = [(18.0, "trainer", ev.READY), *_steps(19, 2, 3), (21.0, "job", ev.JOB_END)]
+    found = recovery.ettr([*_job(START, *_steps(10, 2, 1, 2), AWAY, *fault), detect, *_job(*rest)])
+    assert (found.lost["detect"], found.lost["recompute"]) == (1.0, 1.0)
+    assert (found.outages[0].fault, found.outages[0].detect) == (15.0, 16.0)
+
+
 @pytest.mark.parametrize("next_step", [3, 4])
 def test_a_step_whose_state_was_taken_over_was_finished(next_step: int) -> None:
     """The trainer died between giving its state away and saying so; unless the one that takes over begins it again."""

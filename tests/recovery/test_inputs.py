@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_counts_of_roles_are_whole_numbers(name: str, value: Any) -> None:
 def test_counts_of_a_swap_are_whole_numbers(name: str, value: Any) -> None:
     with pytest.raises(RecoveryError, match=rf"^{name} is .*Expected: a whole number, at least \d"):
         _given(SwapPlan(MODEL), name, value)
+
+
+@pytest.mark.parametrize("value", ["no", 1, None])
+@pytest.mark.parametrize("made", [RolePlan(), SwapPlan(MODEL)])
+def test_a_switch_is_on_or_off(made: Any, value: Any) -> None:
+    for name in ("standby", "digests"):
+        if hasattr(made, name):
+            with pytest.raises(RecoveryError, match=f"^{name} is .*Expected: True or False"):
+                _given(replace(made), name, value)
 
 
 @pytest.mark.parametrize("value", NO_TIME)
@@ -126,6 +136,8 @@ def test_a_mishap_that_the_job_never_comes_to_is_refused(tmp_path: Path) -> None
     with pytest.raises(RecoveryError, match="would never happen"):
         SwapPlan(MODEL, driver="sharded", snapshot_every=2, mishaps=(Mishap("trainer-0", 3, "publish"),))
     SwapPlan(MODEL, driver="sharded", mishaps=(Mishap("trainer-0", 3, "publish"),))
+    with pytest.raises(RecoveryError, match=r"phase wait of trainer-1.*of a spare"):
+        SwapPlan(MODEL, driver="sharded", mishaps=(Mishap("trainer-1", 3, "wait"), Mishap("trainer-2", 3, "wait")))
     for driver, kind in (("replicated", "kill"), ("sharded", "hang")):
         with pytest.raises(RecoveryError, match=r"mishaps in phase wait.*Expected: kind kill, driver sharded"):
             SwapPlan(MODEL, driver=driver, mishaps=(Mishap("trainer-2", 3, "wait", kind),))

@@ -168,7 +168,11 @@ def test_a_trainer_that_takes_nothing_or_is_frozen_while_it_waits_is_replaced(
     assert recovery.verify(undisturbed.folder, found.folder).equal
     assert found.task_restarts == []
     assert len(frozen) == 1
-    assert [(item.role, item.kind) for item in found.ettr().outages] == [("trainer", "hung"), ("trainer", "hung")]
+    outages = found.ettr().outages
+    assert [(item.role, item.kind) for item in outages] == [("trainer", "hung"), ("trainer", "hung")]
+    assert outages[1].detect - outages[1].fault > 4, (
+        "nobody logged when it was frozen; it was silent for `answer` seconds"
+    )
 
 
 @pytest.mark.job

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moeproxy.recovery import hotswap
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import lost_steps, recoveries
 from moeproxy.recovery.snapshot_cost import ratios, snapshot_cost
@@ -31,6 +32,21 @@ def test_recovery_ends_with_the_first_step_that_began_after_the_fault() -> None:
     assert recoveries(found) == (10.0, 4.0)
     assert recoveries(found[:-1]) == ()
     assert lost_steps(found, 2) == 0  # rank 1 never finished step 5
+
+
+def test_a_recovery_from_a_fault_that_nobody_logged_begins_with_its_detection() -> None:
+    steps = [(t, "0", name, 5) for t, name in ((10, "step_begin"), (12, "step_commit"))]
+    for number, kind in enumerate(("detect", "fault")):
+        found = _events((7, "1", kind, 5), *[(8, "1", "detect", 5)] * number, *steps)
+        assert recoveries(found) == (5.0,)
+    twice = _events((1, "1", "fault", 5), (2, "1", "detect", 5), (3, "2", "detect", 5), (4, "1", "detect", 5), *steps)
+    assert recoveries(twice) == (11.0, 9.0, 8.0)
+
+
+def test_a_ranks_last_sign_of_life_is_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotswap.time, "time", lambda: 20.0)
+    found = _events((1, "0", "start", 0), (4, "2", "ready", 0), (5, "0", "step_begin", 1), (9, "1", "step_commit", 1))
+    assert [hotswap._silent(found, f"trainer-{number}") for number in range(4)] == [15.0, 11.0, 0.0, 0.0]
 
 
 def test_a_step_is_lost_when_all_had_finished_it() -> None:
