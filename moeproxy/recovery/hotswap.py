@@ -7,8 +7,8 @@ One interface, two drivers on existing engines, each for one kind of state:
 | replicated | all of it on every rank | torchft, fixed world with spares | nothing: it follows every step |
 | sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from a neighbour's memory |
 
-The copies of shards are made beside the next step. A rank that dies before its last one has arrived costs that one step:
-it is done again, with the same result.
+Shards are copied beside the next step. A rank that dies before its last copy has arrived costs that one step: it is
+done again, with the same result.
 
 The program is supervised training of a testbed model; the batch of a step depends on step and rank only.
 """
