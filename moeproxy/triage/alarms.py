@@ -5,7 +5,7 @@ Axes: R row, X signal, S step, T candidate onset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,3 +321,8 @@ def _seen(found: Departures, row: int, peak: int, onset: int, stop: int) -> tupl
 
 def _mean(table: Judged, index: int, start: int, stop: int) -> float:
     return original_value(table.rows[index], float(known_mean(table.finite_RS[index, start:stop], axis=0)))
+
+
+def usual_heading(alarms: Sequence[Alarm]) -> str:
+    """Return what `Alarm.expected` is called in a table of one run's alarms: alone, only what was is known."""
+    return "usual before" if any(alarm.size_in == OWN_NOISE for alarm in alarms) else "expected"

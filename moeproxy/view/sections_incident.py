@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from moeproxy.traces.logtrace import LogTrace
-from moeproxy.triage.alarms import Alarm, judged_number, mean_of, times
+from moeproxy.triage.alarms import Alarm, judged_number, mean_of, times, usual_heading
 from moeproxy.triage.attempted import JudgedAttempt
 from moeproxy.triage.detect import ALARM, UNCLEAR, Detection
 from moeproxy.triage.diagnose import Cause, Diagnosis
@@ -183,7 +183,10 @@ def _seen(one: Incident, actions: Sequence[Action]) -> Iterable[Block]:
             # Steps of several attempts overlap, and an action belongs to one of them: nobody says which.
             marked = () if several else in_order(actions)
             yield Figure("The signals that departed first.", signals_figure(one, judged, actions=marked))
-            yield Table("Alarms, the earliest first", _filled([_alarm_row(alarm) for alarm in detection.alarms]))
+            rows = _filled([_alarm_row(alarm) for alarm in detection.alarms])
+            yield Table(
+                "Alarms, the earliest first", rows.rename(columns={"expected": usual_heading(detection.alarms)})
+            )
             yield from _size_words(detection)
         elif not several and detection.signals:
             yield Figure("The usual signals.", signals_figure(one, judged, actions=in_order(actions)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from moeproxy.triage.alarms import NOT_FINITE, Alarm, judged_number, mean_of, times
+from moeproxy.triage.alarms import NOT_FINITE, Alarm, judged_number, mean_of, times, usual_heading
 from moeproxy.triage.attempted import JudgedAttempt, leading
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Cause, Diagnosis
@@ -45,7 +45,7 @@ def verdict_html(verdict: Diagnosis) -> str:
 
 def alarm_table(alarms: Sequence[Alarm]) -> pd.DataFrame:
     """Return one row for every signal that departs."""
-    return pd.DataFrame([_alarm(alarm) for alarm in alarms])
+    return pd.DataFrame([_alarm(alarm) for alarm in alarms]).rename(columns={"expected": usual_heading(alarms)})
 
 
 def evidence_table(cause: Cause) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from moeproxy.traces.reading import read
 from moeproxy.triage.detect import ALARM, UNCLEAR
 from moeproxy.triage.diagnose import Diagnosis, diagnose
 from moeproxy.triage.jsonable import sure
+from moeproxy.triage.reference import OWN_NOISE
 from moeproxy.view.apps.log_verdict import healthy_runs
 from moeproxy.view.apps.log_verdict_text import alarm_table, evidence_table, verdict_html
 from moeproxy.view.apps.logs import LogPanel
@@ -60,6 +61,9 @@ def test_tables_hold_what_alarms_and_evidence_say(verdict: Diagnosis) -> None:
     assert alarm_table([huge])["seen"].tolist() == ["beyond 1e+50"]
     assert "1e+60" not in huge.sentence
     assert rows.loc["truncated", "mean"] in alarms["truncated"].sentence
+    assert ("expected" in rows, "usual before" in rows) == (True, False)
+    alone = alarm_table([replace(back, size_in=OWN_NOISE), back])
+    assert ("expected" in alone, "usual before" in alone) == (False, True), "alone nobody knows what was to be expected"
     cause = replace(verdict.causes[0], contradicts=verdict.causes[0].supports[:1])
     assert evidence_table(cause)["speaks"].tolist() == ["for"] * len(cause.supports) + ["against"]
 
