@@ -57,12 +57,12 @@ def test_tables_hold_what_alarms_and_evidence_say(verdict: Diagnosis) -> None:
     back = replace(alarms["truncated"], recovered=40, after=np.nan)
     assert alarm_table([back])["how"].tolist() == ["jump up, back from step 40 on"]
     assert alarm_table([back])["seen"].tolist() == ["–"]
-    huge = replace(alarms["truncated"], after=1e60)
+    huge = replace(alarms["truncated"], after=1e60, size_in="healthy spreads")
     assert alarm_table([huge])["seen"].tolist() == ["beyond 1e+50"]
     assert "1e+60" not in huge.sentence
     assert rows.loc["truncated", "mean"] in alarms["truncated"].sentence
-    assert ("expected" in rows, "usual before" in rows) == (True, False)
-    alone = alarm_table([replace(back, size_in=OWN_NOISE), back])
+    beside, alone = (alarm_table([replace(back, size_in=size), huge]) for size in ("healthy spreads", OWN_NOISE))
+    assert ("expected" in beside, "usual before" in beside) == (True, False)
     assert ("expected" in alone, "usual before" in alone) == (False, True), "alone nobody knows what was to be expected"
     cause = replace(verdict.causes[0], contradicts=verdict.causes[0].supports[:1])
     assert evidence_table(cause)["speaks"].tolist() == ["for"] * len(cause.supports) + ["against"]
