@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -199,3 +199,9 @@ def _file(path: Path) -> list[Event]:
                 f"line {number} is no event ({error})", where=path, expected="what EventLog writes"
             ) from error
     return found
+
+
+def since_start(events: Sequence[Event]) -> list[Event]:
+    """Return what has happened since the whole task was started, or last restarted."""
+    starts = [number for number, event in enumerate(events) if event.event == TASK_RESTART]
+    return list(events[starts[-1] + 1 :] if starts else events)

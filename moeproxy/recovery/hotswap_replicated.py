@@ -13,10 +13,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from moeproxy.recovery.hotswap import read_plan
 from moeproxy.recovery.loopback import LOOPBACK, listening_store, torchft_here, transport
 from moeproxy.recovery.swap_member import SwapMember, lighthouse_address, say_address
+from moeproxy.recovery.swap_plan import read_plan
 from moeproxy.recovery.swap_processes import LIGHTHOUSE
+
+_SPARES_S = 30.0
 
 
 def lighthouse(folder: Path) -> None:
@@ -86,8 +88,20 @@ def member(folder: Path, name: str) -> None:
     while manager.current_step() < me.plan.steps:
         _step(me, manager, parallel, optimizer, model, inner)
         if name in active and manager.current_step() == 1:
-            me.wait_for("ready", spares)  # a real job's spares are there long before the first fault
+            # A real job's spares are there long before the first fault; it goes on without one that does not come.
+            me.wait_for("ready", spares, patience=_SPARES_S)
+    _settle(me, model, inner)
     me.finish()
+
+
+def _settle(me: SwapMember, model: Any, inner: Any) -> None:
+    """See to it that the checkpoint of the last step is on disk: with the job's end all processes are ended.
+
+    Whoever had to write it may have died, or be frozen, and all have the same state.
+    """
+    last = me.plan.steps
+    if last % me.plan.checkpoint_every == 0 and not me.saved(last, patience=10 * me.plan.timeout):
+        me.checkpoint(last, _state(last, model, inner))
 
 
 def _parallel(manager: Any, model: Any) -> Any:
@@ -144,10 +158,14 @@ def _step(me: SwapMember, manager: Any, parallel: Any, optimizer: Any, model: An
     optimizer.step()
     if manager.current_step() != step:
         return
-    state = {"weights": model.state_dict(), "optimizer": inner.state_dict()}
+    state = _state(step, model, inner)
     me.done(step, state, seconds=time.monotonic() - began)
     if rank == 0 and step % me.plan.checkpoint_every == 0:
-        me.checkpoint(step, {"step": step, **state})
+        me.checkpoint(step, state)
+
+
+def _state(step: int, model: Any, inner: Any) -> dict[str, Any]:
+    return {"step": step, "weights": model.state_dict(), "optimizer": inner.state_dict()}
 
 
 def _warmed(model: Any, optimizer: Any) -> None:

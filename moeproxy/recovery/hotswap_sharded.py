@@ -10,6 +10,7 @@ too, all go back to the newest checkpoint that every shard has on disk.
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import threading
 import time
@@ -27,7 +28,6 @@ from nvidia_resiliency_ext.inprocess.store import StoreMixin
 
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
-from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.links import Links
 from moeproxy.recovery.loopback import LOOPBACK, listening_store
 from moeproxy.recovery.packing import unpack
@@ -36,6 +36,7 @@ from moeproxy.recovery.proxied import NETWORK, ProxiedStore, fail
 from moeproxy.recovery.pushing import Pusher
 from moeproxy.recovery.shards import Memory, Shard, choose, place
 from moeproxy.recovery.swap_member import SwapMember, lighthouse_address, say_address
+from moeproxy.recovery.swap_plan import shard_folder
 from moeproxy.recovery.swap_processes import LIGHTHOUSE
 
 _TRIES = 5
@@ -295,7 +296,7 @@ def _suffer_waiting(me: SwapMember) -> None:
     """Suffer what the plan has for a spare that waits, as soon as the others are in that step."""
     for item in me.plan.mishaps:
         if (item.member, item.phase) == (me.name, "wait"):
-            me.wait_for(ev.STEP_BEGIN, me.plan.members[:1], item.step)
+            me.wait_for(ev.STEP_BEGIN, me.plan.members[:1], item.step, patience=math.inf)
             me.suffer("wait", item.step)
 
 

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from moeproxy.errors import RecoveryError
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
-from moeproxy.recovery.hotswap import shard_folder
 from moeproxy.recovery.packing import pack
 from moeproxy.recovery.priority import give_way
 from moeproxy.recovery.shards import Memory, Shard
 from moeproxy.recovery.swap_member import SwapMember
+from moeproxy.recovery.swap_plan import shard_folder
 
 _PATIENCE_S = 60.0
 _LOOK_S = 0.05

@@ -22,7 +22,7 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.events import Event, read_events
 
 if TYPE_CHECKING:
-    from moeproxy.recovery.hotswap import SwapPlan
+    from moeproxy.recovery.swap_plan import SwapPlan
 
 _FIRST = 3
 """Steps before it are warming up."""
@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     from tqdm.auto import tqdm
 
     from moeproxy.places import data_dir
-    from moeproxy.recovery.hotswap import SwapPlan
+    from moeproxy.recovery.swap_plan import SwapPlan
 
     parser = argparse.ArgumentParser(description="Measure what snapshots of sharded state cost a step.")
     parser.add_argument("--out", type=Path, required=True, help="folder for the jobs")

@@ -19,12 +19,13 @@ from moeproxy.lab.tokens import PAD_ID, supervised_batch
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.digests import FILE, DigestLog, digests
-from moeproxy.recovery.events import EventLog, read_events
-from moeproxy.recovery.hotswap import FINISHED, SwapPlan, read_plan
+from moeproxy.recovery.events import Event, EventLog, read_events, since_start
 from moeproxy.recovery.packing import pack
 from moeproxy.recovery.plan import Mishap, suffer
+from moeproxy.recovery.swap_plan import FINISHED, SwapPlan, read_plan
+from moeproxy.recovery.swap_processes import ADDRESS
 
-_ADDRESS = "lighthouse.address"
+_LOOK_S = 0.05
 
 
 class SwapMember:
@@ -51,14 +52,32 @@ class SwapMember:
         """Die here and now, hang, fail or be slow, if the plan says so; return a mishap that the caller has to make."""
         return suffer(self.plan.mishaps, self.folder, self.name, phase, step, self.say)
 
-    def wait_for(self, event: str, members: Sequence[str], step: int = 0, patience: float = 120.0) -> None:
-        """Wait until all of these members have logged an event, of this step or a later one, but not for ever."""
+    def wait_for(self, event: str, members: Sequence[str], step: int = 0, patience: float = 120.0) -> bool:
+        """Wait until all of these members have logged an event, of this step or a later one, but not for ever.
+
+        One that was noticed to have failed is waited for no longer. Returns whether any has logged it.
+        """
         deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            found = [item for item in read_events(self.folder) if item.event == event and (item.step or 0) >= step]
-            if set(members) <= {item.member for item in found}:
-                return
-            time.sleep(0.05)
+        while True:
+            events = since_start(read_events(self.folder))
+            found = {item.member for item in events if item.event == event and (item.step or 0) >= step}
+            if set(members) <= found | _failed(events) or time.monotonic() > deadline:
+                return bool(found & set(members))
+            time.sleep(_LOOK_S)
+
+    def saved(self, step: int, patience: float) -> bool:
+        """Wait until a rank has written the checkpoint of a step; return whether one has.
+
+        No longer than `patience` seconds, and not at all when a rank has failed that may have had to.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            events = [item for item in since_start(read_events(self.folder)) if item.step == step or not item.step]
+            if any(item.event == ev.CHECKPOINT and not item.info.get("problem") for item in events):
+                return True
+            if time.monotonic() > deadline or _failed(events) & {item.member for item in events if item.step}:
+                return False
+            time.sleep(_LOOK_S)
 
     def model(self) -> Any:
         """Return the model that is trained, from its checkpoint."""
@@ -89,20 +108,27 @@ class SwapMember:
         self._digests.add(step, digests(state))
 
     def checkpoint(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint to disk."""
-        began = time.monotonic()
+        """Write a checkpoint to disk; where there is no room for it the job goes on."""
+        began, problem = time.monotonic(), ""
         self.suffer("publish", step)
-        self._checkpoints.save(step, pack(state))
-        self.say(ev.CHECKPOINT, step, seconds=time.monotonic() - began)
+        try:
+            self._checkpoints.save(step, pack(state))
+        except RecoveryError as error:
+            problem = str(error)
+        self.say(ev.CHECKPOINT, step, seconds=time.monotonic() - began, problem=problem)
 
     def finish(self, outcome: str = FINISHED) -> None:
         """Say that the job has come to its end, and to which."""
         EventLog(self.folder, ev.JOB, "job").add(ev.JOB_END, self.plan.steps, outcome=outcome)
 
 
+def _failed(events: Sequence[Event]) -> set[str]:
+    return {event.member for event in events if event.event == ev.DETECT}
+
+
 def say_address(folder: Path, address: str) -> None:
     """Let the members of a job know where its lighthouse is."""
-    with atomic_file(folder / _ADDRESS) as temporary:
+    with atomic_file(folder / ADDRESS) as temporary:
         temporary.write_text(address, encoding="utf-8")
 
 
@@ -114,7 +140,7 @@ def lighthouse_address(folder: Path, patience: float = 60.0) -> str:
     """
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        if (folder / _ADDRESS).exists():
-            return (folder / _ADDRESS).read_text(encoding="utf-8")
+        if (folder / ADDRESS).exists():
+            return (folder / ADDRESS).read_text(encoding="utf-8")
         time.sleep(0.02)
     raise RecoveryError("the lighthouse did not come up", where=folder / "lighthouse.log")

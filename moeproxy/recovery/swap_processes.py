@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import tempfile
+import threading
 import time
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -19,8 +20,12 @@ from moeproxy.lab.worker import settle
 from moeproxy.recovery.scratch import scratch
 
 LIGHTHOUSE = "lighthouse"
+ADDRESS = "lighthouse.address"
+"""File that says where it is."""
+
 _PRELOAD = "moeproxy.recovery.preload"
 _PATIENCE_S = 10.0
+_BEAT_S = 1.0
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -42,16 +47,21 @@ class Processes:
     def __init__(self, folder: Path, module: str, members: tuple[str, ...]) -> None:
         self._folder, self._module, self._members = folder, module, members
         self._context = context(_PRELOAD)
-        self.running: dict[str, Any] = {}
-        self._pipes: list[Connection] = []
+        self._running: dict[str, Any] = {}
+        self._pipes: dict[str, Connection] = {}
+        self._heard: dict[str, float] = {}
         self._open = contextlib.ExitStack()
         self._environment: dict[str, str] = {}
 
     def __enter__(self) -> Processes:
         self._environment = _ENVIRONMENT | {"TMPDIR": str(self._open.enter_context(scratch()))}
+        self.start_all()
+        return self
+
+    def start_all(self) -> None:
+        """Start the lighthouse and the first members."""
         for name in (LIGHTHOUSE, *self._members):
             self.start(name)
-        return self
 
     def start(self, name: str) -> None:
         """Start a process; what it prints goes to a file of its own, and it ends when this one does."""
@@ -60,25 +70,54 @@ class Processes:
         process = self._context.Process(target=_be, args=arguments, name=name)
         with without_main(), theirs:
             process.start()
-        self._pipes.append(ours)
-        self.running[name] = process
+        self._pipes[name], self._running[name], self._heard[name] = ours, process, time.monotonic()
+
+    @property
+    def members(self) -> set[str]:
+        """All that were started, dead ones too."""
+        return self._running.keys() - {LIGHTHOUSE}
 
     def gone(self) -> set[str]:
         """Return the members whose processes have ended."""
-        return {name for name, process in self.running.items() if process.exitcode is not None} - {LIGHTHOUSE}
+        return {name for name in self.members if self.ended(name)}
 
-    def __exit__(self, *_: object) -> None:
-        for process in self.running.values():
-            process.kill()
-            process.join()
-        for pipe in self._pipes:
+    def ended(self, name: str) -> bool:
+        """Whether a process has ended."""
+        return self._running[name].exitcode is not None
+
+    def frozen(self, patience: float) -> list[str]:
+        """Return the processes that live, and have given no sign of it for so many seconds."""
+        now = time.monotonic()
+        for name, pipe in self._pipes.items():
+            with contextlib.suppress(EOFError, OSError):  # it has ended
+                while pipe.poll():
+                    pipe.recv()
+                    self._heard[name] = now
+        return [name for name, heard in self._heard.items() if now - heard > patience and not self.ended(name)]
+
+    def end(self, name: str) -> None:
+        """Kill a process."""
+        self._running[name].kill()
+        self._running[name].join()
+
+    def stop(self) -> None:
+        """Kill all of them, and what engines forked off from them."""
+        for name in self._running:
+            self.end(name)
+        for pipe in self._pipes.values():
             pipe.close()
+        for kept in (self._running, self._pipes, self._heard):
+            kept.clear()
         deadline = time.monotonic() + _PATIENCE_S
-        while (left := marked(self._folder)) and time.monotonic() < deadline:  # helpers that an engine forked off
+        while (left := marked(self._folder)) and time.monotonic() < deadline:
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(0.02)
+        (self._folder / ADDRESS).unlink(missing_ok=True)
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
         self._open.close()
 
 
@@ -102,10 +141,19 @@ def _be(module: str, folder: Path, name: str, environment: dict[str, str], conne
     settle(folder / f"{name}.log", environment, connection)
     with contextlib.suppress(OSError):
         _COMM.write_text(_mark(folder))  # its children inherit it
+    threading.Thread(target=_beat, args=(connection,), daemon=True).start()
     tempfile.tempdir = None  # the server's
     _track_alone()
     importlib.import_module(module).serve(folder, name)
     os._exit(0)  # threads of the engines do not end by themselves
+
+
+def _beat(connection: Connection) -> None:
+    """Give a sign of life again and again: a process that is frozen gives none."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection.send(None)
+            time.sleep(_BEAT_S)
 
 
 def _track_alone() -> None:

@@ -15,6 +15,7 @@ from moeproxy.recovery import Mishap, hotswap, hotswap_replicated
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
 from moeproxy.recovery.swap_processes import marked
+from moeproxy.recovery.swap_watch import with_state
 from moeproxy.recovery.torchft_log import LEFT, torchft_events
 from tests.recovery.processes import watched
 
@@ -95,9 +96,9 @@ def test_a_job_without_a_member_that_has_the_state_is_over() -> None:
     begun = Event(1.0, "trainer", "trainer-3", "start")
     step = Event(2.0, "trainer", "trainer-0", "step_commit", 1)
     healed = Event(3.0, "trainer", "trainer-3", "connected")
-    assert hotswap._with_state([begun], members) == members  # nobody has begun
-    assert hotswap._with_state([begun, step], members) == set()
-    assert hotswap._with_state([begun, step, healed], members) == {"trainer-3"}
+    assert with_state([begun], members) == members  # nobody has begun
+    assert with_state([begun, step], members) == set()
+    assert with_state([begun, step, healed], members) == {"trainer-3"}
 
 
 def test_gradients_of_a_step_in_which_a_peer_died_come_back_as_they_are() -> None:

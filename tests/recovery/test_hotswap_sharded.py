@@ -21,9 +21,10 @@ from moeproxy.recovery import Mishap, read_events
 from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.digests import digest, read_digests
 from moeproxy.recovery.events import Event, EventLog
-from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap, shard_folder
+from moeproxy.recovery.hotswap import SwapPlan, SwapRun, hot_swap
 from moeproxy.recovery.machine_faults import machine_fault
 from moeproxy.recovery.packing import unpack
+from moeproxy.recovery.swap_plan import shard_folder
 from moeproxy.recovery.swap_processes import marked
 from tests.recovery.processes import watched
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeproxy.recovery import hotswap
+from moeproxy.recovery import swap_watch
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.hotswap import lost_steps, recoveries
 from moeproxy.recovery.snapshot_cost import ratios, snapshot_cost
@@ -44,9 +44,9 @@ def test_a_recovery_from_a_fault_that_nobody_logged_begins_with_its_detection() 
 
 
 def test_a_ranks_last_sign_of_life_is_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hotswap.time, "time", lambda: 20.0)
+    monkeypatch.setattr(swap_watch.time, "time", lambda: 20.0)
     found = _events((1, "0", "start", 0), (4, "2", "ready", 0), (5, "0", "step_begin", 1), (9, "1", "step_commit", 1))
-    assert [hotswap._silent(found, f"trainer-{number}") for number in range(4)] == [15.0, 11.0, 0.0, 0.0]
+    assert [swap_watch.silent(found, f"trainer-{number}") for number in range(4)] == [15.0, 11.0, 0.0, 0.0]
 
 
 def test_a_step_is_lost_when_all_had_finished_it() -> None:

@@ -12,6 +12,7 @@ from moeproxy.places import data_dir
 from moeproxy.recovery import hotswap, read_events
 from moeproxy.recovery.hotswap import SwapPlan, hot_swap
 from moeproxy.recovery.swap_processes import Processes, _mark, marked
+from moeproxy.recovery.swap_watch import Watch
 
 _PARENT = """
 import os, subprocess, sys, time
@@ -95,7 +96,7 @@ def test_a_swap_that_is_interrupted_says_so_in_its_events(tmp_path: Path, monkey
     monkeypatch.setattr(hotswap, "find_spec", lambda _: "installed")
     monkeypatch.setattr(hotswap, "Processes", lambda *_: Processes(tmp_path, "none", ()))
     monkeypatch.setattr(Processes, "start", lambda *_: None)
-    monkeypatch.setattr(hotswap, "_watch", interrupted)
+    monkeypatch.setattr(Watch, "outcome", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hot_swap(SwapPlan(data_dir() / "models" / "qwen3-moe-tiny"), tmp_path / "out")
     last = read_events(tmp_path / "out")[-1]
