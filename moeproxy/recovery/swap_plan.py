@@ -42,7 +42,8 @@ class SwapPlan:
             since then when a rank dies.
         digests: whether to log digests of every state, for `verify`; with `sharded`, of those that are copied.
         heartbeat: seconds without a sign of life after which a member counts as dead; a dead process is noticed at once
-            with `sharded`, and a machine after ten seconds or more.
+            with `sharded`, and a machine after ten seconds or more. A process that is frozen is ended after twenty or
+            more, if the engine has not done so before.
         timeout: seconds after which a collective is given up.
         mishaps: members are "trainer-0", ..., in the order in which they were started, spares last; phases `update`
             (before the weights change), `publish` (while a snapshot or checkpoint is written; with `replicated` of the

@@ -55,7 +55,11 @@ class Processes:
 
     def __enter__(self) -> Processes:
         self._environment = _ENVIRONMENT | {"TMPDIR": str(self._open.enter_context(scratch()))}
-        self.start_all()
+        try:
+            self.start_all()
+        except BaseException:  # Ctrl-C above all
+            self.__exit__()
+            raise
         return self
 
     def start_all(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +90,41 @@ def test_what_a_killed_member_leaves_in_the_system_goes_at_once_and_the_program_
     assert done.stdout.split() == ["True", "False", str(tmp_path)]
     assert "leaked" not in done.stderr
     assert "1 leaked semaphore" in (tmp_path / "trainer-0.log").read_text()
+
+
+def test_what_an_interrupted_start_has_started_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started:
+        exitcode = None
+        ended = 0
+
+        def kill(self) -> None:
+            Started.ended += 1
+
+        def join(self) -> None: ...
+
+    def start(self: Processes, name: str) -> None:
+        if name == "b":
+            raise KeyboardInterrupt
+        self._running[name] = Started()
+
+    monkeypatch.setattr(Processes, "start", start)
+    with pytest.raises(KeyboardInterrupt), Processes(tmp_path, "none", ("a", "b")):
+        pytest.fail("it was not started")
+    assert Started.ended == 2  # the lighthouse, and a
+
+
+def test_who_gives_no_sign_of_life_is_frozen(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    processes = Processes(tmp_path, "none", ())
+    for name, code in (("a", None), ("b", -9)):
+        processes._running[name], processes._pipes[name] = SimpleNamespace(exitcode=code), ours
+        processes._heard[name] = time.monotonic() - 5
+    assert processes.frozen(10) == []
+    assert processes.frozen(4) == ["a"]  # b has ended
+    theirs.send(None)
+    assert processes.frozen(4) == []
+    theirs.close()
+    assert processes.frozen(4) == []
 
 
 def test_a_swap_that_is_interrupted_says_so_in_its_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
