@@ -121,10 +121,10 @@ def begun(plan: SwapPlan, events: Sequence[Event]) -> bool:
 
 
 def silent(events: Sequence[Event], member: str) -> float:
-    """Return the seconds since a rank's last sign of life in a step; 0 of one that was in none, such as a spare."""
+    """Return the seconds since a rank's last sign of life in training; 0 of one that was in none, such as a spare."""
     last = max((event for event in events if event.member == member), key=lambda event: event.t, default=None)
-    in_step = last is not None and last.event in (ev.STEP_BEGIN, ev.STEP_COMMIT)
-    return max(0.0, time.time() - last.t) if last is not None and in_step else 0.0
+    trains = last is not None and last.event in (ev.CONNECTED, ev.STEP_BEGIN, ev.STEP_COMMIT)
+    return max(0.0, time.time() - last.t) if last is not None and trains else 0.0
 
 
 def with_state(found: Sequence[Event], members: set[str]) -> set[str]:

@@ -27,6 +27,7 @@ from moeproxy.recovery.events import (
 )
 
 PRODUCTIVE = "productive"
+WAIT = "wait"
 _SAME_S = 1.0
 LOST: tuple[str, ...] = ("detect", "restart", "reconnect", "recompute", "checkpoint", "idle")
 
@@ -229,9 +230,14 @@ def spans(
 def _marked(events: Sequence[Event], tried: Sequence[Attempt], away: Sequence[Outage]) -> list[Span]:
     """Return what is known of the time line; of two that overlap the first counts.
 
-    A step that is kept goes before an outage: the other ranks worked on while one was dead.
+    A step that is kept goes before an outage: the other ranks worked on while one was dead. But a trainer that waits
+    while a rollout is out and nobody has noticed works at nothing; afterwards another one does the rollout's share.
     """
     found = [Span(e.t - float(e.info.get("seconds", 0)), e.t, "checkpoint") for e in events if e.event == CHECKPOINT]
+    unnoticed = [item for item in away if item.role == ROLLOUT and not item.whole_task]
+    for begin, end in _waits(events) if unnoticed else ():
+        held = [(max(begin, item.fault), min(end, item.detect)) for item in unnoticed]
+        found += [Span(left, right, "detect") for left, right in held if left < right]
     found += [Span(item.begin, item.end, PRODUCTIVE) for item in tried if item.kept]
     for item in away:
         if item.role == TRAINER or item.whole_task:
@@ -241,6 +247,19 @@ def _marked(events: Sequence[Event], tried: Sequence[Attempt], away: Sequence[Ou
                 Span(item.ready, item.end, "reconnect"),
             ]
     return found + [Span(item.begin, item.end, "recompute") for item in tried if not item.kept]
+
+
+def _waits(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Return when the trainer waited for trajectories, as far as its job logs phases."""
+    found: list[tuple[float, float]] = []
+    since: float | None = None
+    for event in events:
+        if event.role == TRAINER or event.event in (TASK_RESTART, JOB_END):
+            if since is not None:
+                found.append((since, event.t))
+            waits = event.event == PHASE and event.info.get("phase") == WAIT
+            since = event.t if waits else None
+    return found
 
 
 def _sizes(events: Sequence[Event]) -> tuple[int, int]:
@@ -254,9 +273,12 @@ def _sizes(events: Sequence[Event]) -> tuple[int, int]:
 
 
 def _credit(t: float, away: Sequence[Outage], trainers: int, rollouts: int) -> float:
-    """Return the share of roles at work at `t`, when a trainer is away: none while the whole task restarts."""
+    """Return the share of roles at work at `t`, when a trainer is away: none while the whole task restarts.
+
+    None either while the trainer is there, and waits for a rollout that is out.
+    """
     now = [item for item in away if item.fault <= t < item.end]
-    if any(item.whole_task for item in now):
+    if any(item.whole_task for item in now) or not any(item.role == TRAINER for item in now):
         return 0.0
     running = rollouts - len({item.member for item in now if item.role == ROLLOUT})
     return max(0, running) / (rollouts + trainers)

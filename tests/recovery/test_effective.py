@@ -69,6 +69,20 @@ def test_a_rollout_that_is_away_at_the_same_time_earns_no_credit() -> None:
     assert found.wall == pytest.approx(found.productive + sum(found.lost.values()))
 
 
+@pytest.mark.parametrize(("waits", "lost"), [(True, 3.0), (False, 0.0)])
+def test_a_trainer_that_waits_for_a_rollout_that_hangs_works_at_nothing(waits: bool, lost: float) -> None:
+    """From the fault to the detection; then another rollout does the share. One that does not wait loses nothing."""
+    phase = Event(14.5, "trainer", "trainer", ev.PHASE, 3, {"phase": "wait" if waits else "update"})
+    on = Event(20.0, "trainer", "trainer", ev.PHASE, 3, {"phase": "update" if waits else "publish"})
+    hung = [(15.0, "rollout-0", ev.FAULT), (18.0, "rollout-0", ev.DETECT), (25.0, "rollout-0", ev.CONNECTED)]
+    rest = [(21.0, "trainer", ev.STEP_COMMIT, 3), (21.0, "job", ev.JOB_END)]
+    rows = [*_job(START, *_steps(10, 2, 1, 2), AWAY, *hung, rollouts=2), phase, on, *_job(*rest)]
+    found = recovery.ettr(sorted(rows, key=lambda event: event.t))
+    assert (found.lost["detect"], found.credit, found.steps) == (lost, 0.0, 3)
+    assert found.productive == 11.0 - lost
+    assert found.wall == pytest.approx(found.productive + sum(found.lost.values()))
+
+
 def test_a_rollout_away_alone_costs_nothing_while_the_trainer_goes_on() -> None:
     away = ((11.0, "rollout-0", ev.DETECT), (13.0, "rollout-0", ev.READY), (13.5, "rollout-0", ev.CONNECTED))
     rows = [START, *_steps(10, 2, 1, 2), *away, (14.0, "job", ev.JOB_END)]
