@@ -11,6 +11,7 @@ from pathlib import Path
 
 from moeproxy.errors import RecoveryError
 from moeproxy.files import atomic_file
+from moeproxy.recovery.detection import PATIENCE
 from moeproxy.recovery.plan import Mishap
 
 PAGE = Path(__file__).with_name("MACHINES.md")
@@ -88,7 +89,11 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             shows="No step ends; processes are alive, and a plain heartbeat says that all is well.",
             twin=f"{_LLAMA}; arXiv 2410.21680 (Meta)",
             check="The trainer is in its own phase and makes no progress; one that waits for others is idle by right.",
-            remedy="Judged failed after `trainer_hang` seconds in its own phase, killed, and replaced.",
+            remedy=(
+                "Judged failed after `trainer_hang` seconds in its own phase, killed, and replaced. "
+                "A rollout: after `rollout_hang` seconds if it gives no heartbeat, "
+                f"after {PATIENCE:.0f} times as long if it does."
+            ),
         ),
         MachineFault(
             id="slow_rank",
@@ -138,7 +143,10 @@ MACHINE_FAULTS: dict[str, MachineFault] = {
             shows="Nothing, until a restart needs it.",
             twin="arXiv 2407.21783 (silent data corruption)",
             check="Its checksum is wrong.",
-            remedy="The older one is used; the damaged one is named and kept.",
+            remedy=(
+                "The older one is used; the damaged one is named, and stays only until its step, done again, writes a "
+                "new one in its place or it is pruned as one of the older ones."
+            ),
         ),
     )
 }

@@ -103,8 +103,9 @@ class RolePlan:
         trainer_hang: seconds in the phase `update` or `publish` without progress, after which a trainer is failed; also
             in `wait`, when it answers nothing or takes nothing of what is there. In `recover` five times as long.
         rollout_hang: seconds without throughput, though it has work, after which a rollout is asked for a heartbeat,
-            and failed when it gives none (60 in RobustRL). One without work is failed when it answers nothing for so
-            long, and a manager for the shorter of both times, but at least `answer`.
+            and failed when it gives none (60 in RobustRL); one that answers, but finishes nothing, after five times as
+            long. One without work is failed when it answers nothing for so long, and a manager for the shorter of both
+            times, but at least `answer`.
         answer: seconds a member has to answer a heartbeat.
         max_task_restarts: restarts of the whole task after which the job ends.
         mishaps: faults to make on purpose.

@@ -2,7 +2,8 @@
 
 torchft 0.2 (`TORCHFT_USE_OTEL=true`) writes a JSON record for every quorum (`torchft_quorums`) and every vote on a step
 (`torchft_commits`). They say when steps ended, not when they began: a step's begin is taken to be the vote before it,
-and after a change of members the median undisturbed step before its own end.
+and after a change of members the median undisturbed step before its own end. The job ends with the last record of any
+kind: one that stands still after its last commit has not ended with it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from moeproxy.recovery import events as ev
 from moeproxy.recovery.events import Event, in_order
 
 LEFT, JOINED = "a member left", "a member joined"
-"""Kinds of outages in such a log: every change of members stops the others for a while."""
+"""Kinds of outages in such a log. A member that joins while nobody has left is a spare that arrives: no outage."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def torchft_events(*paths: str | Path) -> list[Event]:
         paths: logs of its replicas, each a text file with OpenTelemetry's records among other output.
 
     Raises:
-        RecoveryError: a file cannot be read, or there is no committed step in any.
+        RecoveryError: a file cannot be read, a record in one has no time or no whole number as its step or
+            quorum, or there are fewer than two committed steps in all.
 
     Example:
         >>> ettr(torchft_events("replica-0.log", "replica-1.log")).ratio
@@ -62,7 +64,7 @@ def torchft_events(*paths: str | Path) -> list[Event]:
     for end, step in ends:
         found += _step(begin, end, step, changes, usual)
         begin = end
-    found.append(Event(ends[-1][0], ev.JOB, "job", ev.JOB_END, None, {"outcome": "log ends"}))
+    found.append(Event(records[-1].t, ev.JOB, "job", ev.JOB_END, None, {"outcome": "log ends"}))
     return in_order(found)
 
 
@@ -94,16 +96,23 @@ def _ends(records: Sequence[_Record]) -> list[tuple[float, int]]:
 
 
 def _changes(records: Sequence[_Record], after: float) -> dict[float, str]:
-    """Return when a new quorum was first seen after the job had begun to commit, and what was new about it."""
+    """Return when a new quorum was first seen after the job had begun to commit, and what was new about it.
+
+    Left out is one that only adds members while none has left before. One without a visible change counts: the log of
+    whoever left may be missing.
+    """
     first: dict[int, float] = {}
     members: dict[int, set[str]] = {}
     for record in records:
         first.setdefault(record.quorum, record.t)
         members.setdefault(record.quorum, set()).add(record.replica)
-    found = {}
+    found, missed = {}, False
     for before, quorum in pairwise(sorted(first, key=lambda quorum: first[quorum])):
-        if first[quorum] > after:
-            found[first[quorum]] = LEFT if members[before] - members[quorum] else JOINED
+        left = bool(members[before] - members[quorum])
+        missed = missed or left
+        arrival = not missed and members[quorum] > members[before]
+        if first[quorum] > after and not arrival:
+            found[first[quorum]] = LEFT if left else JOINED
     return found
 
 
@@ -118,21 +127,22 @@ def _records(path: Path) -> Iterator[_Record]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RecoveryError(f"no log ({error.strerror})", where=path) from error
-    for stored in _objects(text):
+    for place, stored in _objects(text):
         attributes = stored.get("attributes")
         if isinstance(attributes, dict) and {"replica_id", "quorum_id", "step"} <= attributes.keys():
+            where = f"{path}, line {text.count(chr(10), 0, place) + 1}"
             commit = attributes.get("commit_result")
             yield _Record(
-                _time(stored, path),
+                _time(stored, where),
                 str(attributes["replica_id"]),
-                int(attributes["step"]),
-                int(attributes["quorum_id"]),
+                _whole(attributes, "step", where),
+                _whole(attributes, "quorum_id", where),
                 None if commit is None else bool(commit),
             )
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield every JSON object that begins a line; what stands between them is other output."""
+def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield every JSON object and where it begins; what stands between them is other output, or was cut short."""
     decoder, place = json.JSONDecoder(), 0
     while (place := text.find("{", place)) >= 0:
         try:
@@ -141,12 +151,19 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             place += 1
             continue
         if isinstance(value, dict):
-            yield value
+            yield place, value
         place = end
 
 
-def _time(stored: dict[str, Any], path: Path) -> float:
+def _time(stored: dict[str, Any], where: str) -> float:
     try:
         return datetime.fromisoformat(str(stored["timestamp"]).replace("Z", "+00:00")).timestamp()
-    except (KeyError, ValueError) as error:
-        raise RecoveryError("a record without a time", where=path, expected="timestamp in ISO 8601") from error
+    except (KeyError, ValueError, OverflowError) as error:
+        raise RecoveryError("a record without a time", where=where, expected="timestamp in ISO 8601") from error
+
+
+def _whole(attributes: Mapping[str, Any], name: str, where: str) -> int:
+    value = attributes[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RecoveryError(f"a record whose {name} is {value!r}", where=where, expected="a whole number")
+    return value

@@ -306,12 +306,47 @@ def test_a_torchft_log_shows_what_a_change_of_replicas_cost(tmp_path: Path) -> N
     assert found.lost["restart"] == pytest.approx(0.5)
     assert found.ratio == pytest.approx(5 / 8)
     assert [item.kind for item in found.outages] == [LEFT]
-    joined = [_record(t, step, 1 + (step > 1), True, "r0") for step, t in enumerate(ends)]
-    (tmp_path / "r0.log").write_text("\n".join([*joined, _record(2.5, 2, 2, None, "r2")]))
-    (outage,) = recovery.ettr(torchft_events(tmp_path / "r0.log")).outages
-    assert (outage.kind, outage.seconds) == (JOINED, pytest.approx(0.0))  # step 3 took no longer than others
     (tmp_path / "empty.log").write_text("nothing")
     with pytest.raises(RecoveryError, match="fewer than two"):
         torchft_events(tmp_path / "empty.log")
     with pytest.raises(RecoveryError, match="no log"):
         torchft_events(tmp_path / "none.log")
+
+
+@pytest.mark.parametrize(
+    ("members", "kinds"),
+    [
+        ((["r0"], ["r0", "r1"], ["r0", "r1", "r2"]), []),  # spares arrive
+        ((["r0", "r1"], ["r0"], ["r0", "r2"]), [LEFT, JOINED]),
+        ((["r0", "r1"], ["r0", "r2"], ["r0", "r2", "r3"]), [LEFT, JOINED]),
+        ((["r0"], ["r0"], ["r0"]), [JOINED, JOINED]),  # the logs of the others are missing
+    ],
+)
+def test_a_member_that_joins_is_an_outage_only_after_one_has_left(
+    members: tuple[list[str], ...], kinds: list[str], tmp_path: Path
+) -> None:
+    """Two steps of one second in each quorum."""
+    quorums = [(step, 1 + step // 2) for step in range(6)]
+    lines = [_record(step + 1.0, step, quorum, True, name) for step, quorum in quorums for name in members[quorum - 1]]
+    (tmp_path / "all.log").write_text("\n".join(lines))
+    assert [item.kind for item in recovery.ettr(torchft_events(tmp_path / "all.log")).outages] == kinds
+
+
+@pytest.mark.parametrize("commit", [False, None])
+def test_a_torchft_job_ends_with_its_last_record_of_any_kind(commit: bool | None, tmp_path: Path) -> None:
+    lines = [_record(t, int(t), 1, True, "r0") for t in (1.0, 2.0, 3.0)] + [_record(33.0, 4, 1, commit, "r0")]
+    (tmp_path / "r0.log").write_text("\n".join(lines))
+    found = recovery.ettr(torchft_events(tmp_path / "r0.log"))
+    assert (found.steps, found.productive, found.lost["idle"]) == (3, 2.0, 30.0)
+    assert found.wall == 32.0
+
+
+@pytest.mark.parametrize("value", ["null", '"x"', "true", "1.5", "NaN"])
+@pytest.mark.parametrize("name", ["step", "quorum_id"])
+def test_a_torchft_record_without_a_whole_number_is_named_by_file_and_line(
+    name: str, value: str, tmp_path: Path
+) -> None:
+    bad = _record(3.0, 7, 7, True, "r0").replace(f'"{name}": 7', f'"{name}": {value}')
+    (tmp_path / "r0.log").write_text("\n".join(["other output", "more of it", bad]))
+    with pytest.raises(RecoveryError, match=rf"{name} is .*r0\.log, line 3|r0\.log, line 3.*{name} is "):
+        torchft_events(tmp_path / "r0.log")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from moeproxy.errors import RecoveryError
+from moeproxy.recovery.detection import PATIENCE
 from moeproxy.recovery.hotswap import SwapPlan
 from moeproxy.recovery.machine_faults import MACHINE_FAULTS, PAGE, machine_fault, page
 from moeproxy.recovery.plan import ROLE_KINDS, Mishap, RolePlan
@@ -39,3 +40,9 @@ def test_what_is_not_there_is_refused() -> None:
         machine_fault("flood")
     with pytest.raises(RecoveryError, match="no fault of a member"):
         machine_fault("network_drop").mishap(3)
+
+
+def test_what_is_said_of_a_rollout_that_hangs_names_the_patience_that_is_had() -> None:
+    assert PATIENCE == 5  # "five times" in the docstring
+    assert "five times" in " ".join(str(RolePlan.__doc__).split("rollout_hang:")[1].split("answer:")[0].split())
+    assert f"after {PATIENCE:.0f} times as long" in machine_fault("hung_collective").remedy
