@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,25 @@ class Checkpoints:
             for stale in (self._path(old), _note(self._path(old))):
                 stale.unlink(missing_ok=True)
         return path
+
+    def ensure(self, step: int, find: Callable[[], bytes]) -> str:
+        """Write the checkpoint after a step unless it is there and whole; return "", or why it still is not.
+
+        Args:
+            step: the last of a job: no newer checkpoint exists.
+            find: returns the bytes of the state, from wherever it still is; raises `RecoveryError` if it is nowhere.
+        """
+        if self._is_whole(step):
+            return ""
+        try:
+            self.save(step, find())
+        except RecoveryError as error:
+            return str(error)
+        return "" if self._is_whole(step) else f"{self._path(step).name} was written again, and is damaged again"
+
+    def _is_whole(self, step: int) -> bool:
+        found = self.newest()
+        return found is not None and found.step >= step
 
     def newest(self, at_most: int | None = None) -> Found | None:
         """Return the newest checkpoint that is whole, or None; damaged ones are named, not removed.

@@ -23,10 +23,10 @@ from moeproxy.recovery.crew import DONE, READY, STARTING, WORKING, Worker, hired
 from moeproxy.recovery.detection import ASK, FAILED, Monitor
 from moeproxy.recovery.events import EventLog, trainer_step
 from moeproxy.recovery.inputs import positive, usable_folder, usable_model
-from moeproxy.recovery.outcome import RoleRun, write_job
+from moeproxy.recovery.outcome import FINISHED, RoleRun, lost_end, write_job
 from moeproxy.recovery.plan import NONE, ON_DISK, RolePlan, happening
 from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TASK, STOP, Policy
-from moeproxy.recovery.trainer_role import STATES
+from moeproxy.recovery.trainer_role import STATES, one_pass
 
 _LOOK_S = 0.05
 _START_S = 180.0
@@ -193,21 +193,26 @@ class Job:
 
     def _newest_state(self) -> tuple[int, Any]:
         """Return (step, state) to go on from: of a rollout's memory, else of the disk, else (0, None)."""
+        if self._from_disk is not None:
+            return self._committed, self._from_disk
+        best = self._newest_held()
+        if best is not None:
+            return best[0], best[1].actor.state.remote(best[0])  # from memory to memory, not through here
+        found = None if self.plan.strategy == NONE else self._checkpoints.newest()
+        return (found.step, found.payload) if found else (0, None)
+
+    def _newest_held(self) -> tuple[int, Worker] | None:
+        """Return (step, rollout) of the newest state that a rollout holds in memory."""
         import ray
         from ray.exceptions import RayError
 
-        if self._from_disk is not None:
-            return self._committed, self._from_disk
         best: tuple[int, Worker] | None = None
         for rollout in self._up(ev.ROLLOUT):
             with contextlib.suppress(RayError):
                 steps = ray.get(rollout.actor.held.remote(), timeout=self.plan.answer)
                 if steps and (best is None or steps[-1] > best[0]):
                     best = steps[-1], rollout
-        if best is not None:
-            return best[0], best[1].actor.state.remote(best[0])  # from memory to memory, not through here
-        found = None if self.plan.strategy == NONE else self._checkpoints.newest()
-        return (found.step, found.payload) if found else (0, None)
+        return best
 
     def _connect_trainer(self) -> None:
         trainer, manager = self._workers.get(ev.TRAINER), self._workers.get(ev.MANAGER)
@@ -240,7 +245,7 @@ class Job:
             else:
                 worker.state = DONE
                 if worker.role == ev.TRAINER:
-                    self._committed, self._outcome = answer, "finished"
+                    self._finish(answer)
         late = [w for w in self._workers.values() if w.state == STARTING and time.monotonic() - w.since > _START_S]
         for worker in late:
             self._fault(worker, NO_RESTART)
@@ -279,9 +284,7 @@ class Job:
             return
         decision = self._policy.decide(kind, worker.name, step)
         if decision.action == STOP:
-            newest = self._checkpoints.newest()
-            kept = f"the newest checkpoint is that after step {newest.step}" if newest else "there is no checkpoint"
-            self._outcome = "; ".join(filter(None, (f"failed: {decision.reason}", cause, kept)))
+            self._outcome = "; ".join(filter(None, (f"failed: {decision.reason}", cause, self._kept())))
         elif decision.action == RESTART_TASK:
             self._restart_task(decision.reason)
         else:
@@ -307,6 +310,33 @@ class Job:
         else:
             self._hire(worker.name, worker.role)
             self._connect_trainer()
+
+    def _finish(self, step: int) -> None:
+        """End the job; a last state that is not whole on disk is written again from a rollout's memory."""
+        self._committed, began, taken = step, time.monotonic(), []
+
+        def held() -> bytes:
+            taken.append(step)
+            return self._held_state(step)
+
+        problem = self._checkpoints.ensure(step, held)
+        if taken:
+            self._log.add(ev.CHECKPOINT, step, seconds=time.monotonic() - began, problem=problem, again=True)
+        self._outcome = lost_end(step, f"{problem}; {self._kept()}") if problem else FINISHED
+
+    def _held_state(self, step: int) -> bytes:
+        best = self._newest_held()
+        if best is None or best[0] < step:
+            held = f"the newest state held is that after step {best[0]}" if best else "no rollout holds a state"
+            raise RecoveryError(f"its checkpoint is missing or damaged, and {held}")
+        state, problem, cause = _answer(best[1].actor.state.remote(step), _START_S)
+        if problem:
+            raise RecoveryError(f"its checkpoint is missing or damaged, and {best[1].name} did not give it ({cause})")
+        return state
+
+    def _kept(self) -> str:
+        newest = self._checkpoints.newest()
+        return f"the newest checkpoint is that after step {newest.step}" if newest else "there is no checkpoint"
 
     def _restart_task(self, reason: str) -> None:
         """Restart everything from the newest checkpoint on disk that is whole."""
@@ -344,12 +374,23 @@ def _last_line(error: Exception) -> str:
     return str(error).strip().rpartition("\n")[2]
 
 
+def _prompts(spec: RunSpec) -> int:
+    """Return how many prompts a run will have, without making them (as `moeproxy.lab.prompts.pool` does)."""
+    settings = spec.settings
+    if settings.environment == "file":
+        from moeproxy.lab.prompts import read_tasks
+
+        return len(read_tasks(Path(settings.task_file)))
+    return settings.tasks // 2 * 2 if settings.environment == "calculator" else settings.tasks
+
+
 def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
     """Refuse what cannot be made in roles.
 
     Raises:
-        RecoveryError: a run with faults of its own, prompts that cannot be shared out, no model, mishaps that would
-            never happen, or a folder that is not empty.
+        LabError: the run's own file of prompts cannot be used.
+        RecoveryError: a run with faults of its own, prompts that cannot be shared out or that are too few, no model,
+            mishaps that would never happen, or a folder that is not empty.
     """
     if spec.injections or spec.remedies or spec.snapshots or spec.settings.engine != "lab":
         raise RecoveryError(
@@ -360,6 +401,7 @@ def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
         raise RecoveryError(
             f"{spec.settings.prompts} prompts cannot be shared out into {plan.shares} parts", remedy="change `shares`"
         )
+    one_pass(spec.settings, _prompts(spec))
     steps, every = spec.settings.steps, plan.checkpoint_every
     saved = {"publish": lambda item: item.kind not in ON_DISK or item.step % every == 0 or item.step == steps}
     happening(plan.mishaps, steps, saved)

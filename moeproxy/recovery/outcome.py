@@ -18,6 +18,7 @@ from moeproxy.recovery.plan import RolePlan
 
 _FORMAT = "moeproxy.rolejob"
 _JOB = "job.json"
+FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class RoleRun:
         folder: of its events, digests and checkpoints.
         spec: the run.
         plan: roles and mishaps.
-        outcome: "finished", or why not.
+        outcome: "finished", or why not; "finished training, but ..." when the last state could not be kept.
         step: the last finished step that is on disk.
     """
 
@@ -40,8 +41,8 @@ class RoleRun:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
-        return self.outcome == "finished"
+        """Whether it came to its end, and the state after its last step is whole on disk."""
+        return self.outcome == FINISHED and self.step >= self.spec.settings.steps
 
     @property
     def task_restarts(self) -> list[str]:
@@ -82,7 +83,10 @@ class RoleRun:
         return assembled(record["steps"], record["rows"], record["trajectories"], run_info(self.spec))
 
     def __repr__(self) -> str:
-        return f"RoleRun({self.outcome}, {self.step} of {self.spec.settings.steps} steps, {self.folder.name})"
+        steps, outcome = self.spec.settings.steps, self.outcome
+        if outcome == FINISHED and not self.finished:  # removed or damaged since the job ended
+            outcome = lost_end(steps, "its checkpoint is missing or damaged")
+        return f"RoleRun({outcome}, {self.step} of {steps} steps, {self.folder.name})"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self)[8:-1])}</p>"
@@ -101,6 +105,11 @@ class RoleRun:
             raise RecoveryError("the job has not ended", where=place)
         found = Checkpoints(place / "checkpoints").newest()
         return RoleRun(place, spec, plan, str(ends[-1].info["outcome"]), found.step if found else 0)
+
+
+def lost_end(step: int, why: str) -> str:
+    """Return the outcome of a job that made all its steps, and whose last state is lost."""
+    return f"finished training, but the state after step {step} is nowhere on disk: {why}"
 
 
 def read_job(folder: Path) -> tuple[RunSpec, RolePlan]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moeproxy.errors import RecoveryError
-from moeproxy.lab.settings import RunSpec
+from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.lab.worker import set_environment
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
@@ -71,12 +71,7 @@ class TrainerRole:
         size = self._spec.settings.prompts * self._spec.settings.samples
         prompts = [trainer.train_dataset[int(i)]["prompt"] for i in trainer._get_train_sampler()]
         steps = self._spec.settings.steps
-        if len(prompts) < steps * size:
-            raise RecoveryError(
-                f"{steps} steps of {size // self._spec.settings.samples} prompts go over the prompts more than once",
-                expected="at most one pass",
-                remedy="raise tasks",
-            )
+        one_pass(self._spec.settings, len(trainer.train_dataset))
         return [prompts[i * size : (i + 1) * size] for i in range(steps)]
 
     def connect(self, manager: Any, holders: Sequence[Any]) -> None:
@@ -168,6 +163,26 @@ class TrainerRole:
         if path is not None and mishap is not None and mishap.kind == "corrupt":
             damage(path)
         self._member.say(ev.CHECKPOINT, step, seconds=time.monotonic() - began, problem=problem)
+
+
+def one_pass(settings: GRPOSettings, prompts: int) -> None:
+    """Refuse a run that would go over its prompts more than once: a second pass is in no schedule.
+
+    Args:
+        settings: of the run.
+        prompts: how many it has; those that do not fill a step are never used.
+
+    Raises:
+        RecoveryError: so it would.
+    """
+    passes = prompts // settings.prompts
+    if settings.steps > passes:
+        more = f"add prompts to {settings.task_file}" if settings.environment == "file" else "raise tasks"
+        raise RecoveryError(
+            f"{settings.steps} steps of {settings.prompts} prompts go over {prompts} prompts more than once",
+            expected=f"at most one pass: {passes} steps",
+            remedy=f"{more}, or lower steps or prompts",
+        )
 
 
 def joined(shares: Sequence[Any]) -> Any:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from moeproxy.errors import RecoveryError
+from moeproxy.errors import LabError, RecoveryError
+from moeproxy.lab.prompts import pool
 from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import hotswap
+from moeproxy.recovery.child import start_job
 from moeproxy.recovery.hotswap import SwapPlan, hot_swap
 from moeproxy.recovery.inputs import positive, usable_model
 from moeproxy.recovery.job import Job, check
@@ -187,3 +189,31 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         with refused:
             Job(SPEC, place)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def _few(environment: str, steps: int, tmp_path: Path) -> RunSpec:
+    """A run of 4 prompts a step that has 11 prompts (10 of the calculator, whose halves are equal)."""
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "1+1=", "answer": 2}\n' * 11)
+    file = {"environment": "file", "task_file": str(own), "tasks": 4000}
+    changes = file if environment == "file" else {"environment": environment, "tasks": 11}
+    return replace(SPEC, settings=replace(SPEC.settings, steps=steps, **changes))
+
+
+@pytest.mark.parametrize("environment", ["arithmetic", "calculator", "file"])
+def test_a_run_that_goes_over_its_prompts_twice_is_refused(environment: str, tmp_path: Path) -> None:
+    remedy = r"add prompts to \S+own.jsonl, or" if environment == "file" else "raise tasks, or"
+    found = len(pool(_few(environment, 2, tmp_path).settings, 3))  # what the trainer will have
+    assert found == (10 if environment == "calculator" else 11)
+    words = rf"3 steps of 4 prompts go over {found} prompts more than once.*at most one pass: 2 steps.*{remedy} lower"
+    out = tmp_path / "out"
+    for made in (Job, start_job):
+        with pytest.raises(RecoveryError, match=words):
+            made(_few(environment, 3, tmp_path), out)
+    assert not out.exists()
+    Job(_few(environment, 2, tmp_path), out)
+
+
+def test_a_file_of_prompts_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="no such file"):
+        Job(replace(SPEC, settings=replace(SPEC.settings, environment="file", task_file="none")), tmp_path / "out")

@@ -267,6 +267,29 @@ def test_a_full_disk_is_an_error_that_leaves_the_older_checkpoint(tmp_path: Path
         Checkpoints(tmp_path, keep=1)
 
 
+def test_the_last_checkpoint_is_there_afterwards_or_the_reason_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> bytes:
+        raise RecoveryError("no rollout holds a state")
+
+    kept = Checkpoints(tmp_path)
+    kept.save(10, b"older")
+    assert "no rollout holds a state" in kept.ensure(20, nowhere)
+    assert kept.ensure(20, lambda: b"state") == ""  # it was missing
+    assert kept.ensure(20, nowhere) == ""  # it is whole: nobody is asked
+    for harm, _ in _harms():
+        harm(tmp_path / "state-000020.pt")
+        assert "no rollout holds a state" in kept.ensure(20, nowhere)
+        assert kept.ensure(20, lambda: b"state") == ""
+        assert kept.newest().payload == b"state"  # type: ignore[union-attr]
+    with _full_disk(True):
+        assert "could not be written (File too large" in kept.ensure(30, lambda: bytes(2**20))
+    save = kept.save
+    monkeypatch.setattr(kept, "save", lambda step, payload: damage(save(step, payload)))
+    assert "damaged again" in kept.ensure(30, lambda: b"state")
+
+
 def test_a_mishap_happens_once_in_a_job_but_slowness_stays(tmp_path: Path) -> None:
     kill, slow = Mishap("trainer", 3, "update"), Mishap("rollout-1", 2, "generate", "slow", 0.1)
     plan = RolePlan(mishaps=(kill, slow))

@@ -22,6 +22,7 @@ from moeproxy.lab.run import run
 from moeproxy.lab.settings import GRPOSettings, Injection, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import Job, Mishap, RolePlan, RoleRun, crew
+from moeproxy.recovery.checkpoints import Checkpoints
 from moeproxy.recovery.child import start_job
 from moeproxy.recovery.crew import ray_running
 from moeproxy.recovery.job import Report
@@ -250,6 +251,38 @@ def test_a_bad_checkpoint_a_full_disk_and_a_slow_rollout_change_nothing(undistur
     assert restart.info["skipped"] == ["state-000004.pt: its checksum is wrong"]
     (full,) = [event for event in events if event.event == "checkpoint" and event.info["problem"]]
     assert (full.step, "File too large" in full.info["problem"]) == (6, True)
+
+
+@pytest.mark.job
+@pytest.mark.kill
+@pytest.mark.parametrize("kind", ["corrupted_checkpoint", "disk_full"])
+def test_the_last_checkpoint_is_written_again_from_memory(kind: str, undisturbed: RoleRun, tmp_path: Path) -> None:
+    found = _job(tmp_path / "job", machine_fault(kind).mishap(SETTINGS.steps))
+    assert (found.outcome, found.finished, found.step) == ("finished", True, SETTINGS.steps)
+    assert recovery.verify(undisturbed.folder, found.folder).equal
+    assert found.trace().equals(undisturbed.trace())
+    assert SETTINGS.steps in Checkpoints(found.folder / "checkpoints").whole()
+    first, again = [e for e in recovery.read_events(found.folder) if (e.event, e.step) == ("checkpoint", 10)]
+    assert bool(first.info["problem"]) == (kind == "disk_full")
+    assert (again.role, again.info["again"], again.info["problem"]) == ("job", True, "")
+
+
+@pytest.mark.job
+@pytest.mark.kill
+def test_a_job_whose_last_state_cannot_be_kept_says_so(
+    one_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise RecoveryError("could not be written (No space left on device)")
+
+    monkeypatch.setattr(Checkpoints, "save", full)  # in this process: the trainer has its own
+    found = _job(tmp_path / "job", machine_fault("disk_full").mishap(SETTINGS.steps))
+    assert not found.finished
+    assert found.step == found.state()["step"] == 8
+    words = "finished training, but the state after step 10 is nowhere on disk: could not be written (No space left"
+    assert found.outcome.startswith(words)
+    assert "the newest checkpoint is that after step 8" in found.outcome
+    assert words in repr(found)
 
 
 @pytest.mark.job
