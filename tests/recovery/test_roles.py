@@ -171,9 +171,7 @@ def test_a_trainer_that_takes_nothing_or_is_frozen_while_it_waits_is_replaced(
     assert len(frozen) == 1
     outages = found.ettr().outages
     assert [(item.role, item.kind) for item in outages] == [("trainer", "hung"), ("trainer", "hung")]
-    assert outages[1].detect - outages[1].fault > 4, (
-        "nobody logged when it was frozen; it was silent for `answer` seconds"
-    )
+    assert outages[1].detect - outages[1].fault > 2.5, "nobody logged when it was frozen; by its last sign of life"
 
 
 @pytest.mark.job
