@@ -137,7 +137,7 @@ def start_job(spec: RunSpec, folder: str | Path, plan: RolePlan | None = None) -
         RecoveryError: Ray is not installed, there is no such model, the folder is unusable, or the run cannot be
             made in roles.
     """
-    from moeproxy.recovery.job import check
+    from moeproxy.recovery.feasible import check
 
     if find_spec("ray") is None:
         raise RecoveryError("ray is not installed", remedy="python -m pip install 'moeproxy[recovery]'")

@@ -14,6 +14,7 @@ from moeproxy.errors import RecoveryError
 from moeproxy.lab.ray_start import local_options, start_ray
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.manager_role import ManagerRole
+from moeproxy.recovery.policy import DIED, RAISED
 from moeproxy.recovery.rollout_role import RolloutRole
 from moeproxy.recovery.template import CLIENT, Template
 from moeproxy.recovery.trainer_role import TrainerRole
@@ -125,6 +126,28 @@ def let_go(worker: Worker) -> None:
     if worker.pid:  # Ray asks a process to end; one that is stopped or stuck does not hear it
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(worker.pid, signal.SIGKILL)
+
+
+def answer(reference: Any, timeout: float | None = None) -> tuple[Any, str, str]:
+    """Return (answer, "", ""), or (None, what went wrong, the exception if one was raised).
+
+    No answer in `timeout` seconds has gone wrong, too.
+    """
+    import ray
+    from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
+
+    try:
+        return ray.get(reference, timeout=timeout), "", ""
+    except RayActorError as error:
+        began = isinstance(error, ActorDiedError) and "creation task" in str(error)
+        return None, DIED, _last_line(error) if began else ""
+    except RayError as error:
+        return None, RAISED, _last_line(error) if isinstance(error, RayTaskError) else ""
+
+
+def _last_line(error: Exception) -> str:
+    """Return the last line of a traceback: the exception that began it."""
+    return str(error).strip().rpartition("\n")[2]
 
 
 class _Named:

@@ -19,14 +19,15 @@ from moeproxy.errors import RecoveryError
 from moeproxy.lab.settings import RunSpec
 from moeproxy.recovery import events as ev
 from moeproxy.recovery.checkpoints import Checkpoints
-from moeproxy.recovery.crew import DONE, READY, STARTING, WORKING, Worker, hired, let_go, ray_running
+from moeproxy.recovery.crew import DONE, READY, STARTING, WORKING, Worker, answer, hired, let_go, ray_running
 from moeproxy.recovery.detection import ASK, FAILED, Monitor
 from moeproxy.recovery.events import EventLog, trainer_step
-from moeproxy.recovery.inputs import positive, usable_folder, usable_model
+from moeproxy.recovery.feasible import check
+from moeproxy.recovery.inputs import positive
 from moeproxy.recovery.outcome import FINISHED, RoleRun, lost_end, write_job
-from moeproxy.recovery.plan import NONE, ON_DISK, RolePlan, happening
-from moeproxy.recovery.policy import DIED, HUNG, NO_RESTART, RAISED, RESTART_TASK, STOP, Policy
-from moeproxy.recovery.trainer_role import STATES, one_pass
+from moeproxy.recovery.plan import NONE, RolePlan
+from moeproxy.recovery.policy import HUNG, NO_RESTART, RESTART_TASK, STOP, Policy
+from moeproxy.recovery.trainer_role import STATES
 
 _LOOK_S = 0.05
 _START_S = 180.0
@@ -158,7 +159,7 @@ class Job:
         """Let every member that is ready, and has what it needs, work."""
         trainer, manager = self._workers.get(ev.TRAINER), self._workers.get(ev.MANAGER)
         if self._schedule is None and trainer and trainer.state == READY:
-            self._schedule, problem, cause = _answer(trainer.actor.schedule.remote(), _START_S)
+            self._schedule, problem, cause = answer(trainer.actor.schedule.remote(), _START_S)
             if problem:
                 self._fault(trainer, problem, cause)
             else:
@@ -234,18 +235,18 @@ class Job:
             worker = waited[reference]
             if self._workers.get(worker.name) is not worker:
                 continue  # replaced while this list was gone through
-            answer, problem, cause = _answer(reference)
+            said, problem, cause = answer(reference)
             if problem:
                 self._fault(worker, NO_RESTART if worker.state == STARTING else problem, cause)
             elif worker.state == STARTING:
-                worker.pid, worker.state = answer, READY
+                worker.pid, worker.state = said, READY
                 if worker.promoted:  # it said so of the standby that it was
                     EventLog(self.folder, worker.role, worker.name).add(ev.READY, trainer_step(self.folder))
                 self._begin()
             else:
                 worker.state = DONE
                 if worker.role == ev.TRAINER:
-                    self._finish(answer)
+                    self._finish(said)
         late = [w for w in self._workers.values() if w.state == STARTING and time.monotonic() - w.since > _START_S]
         for worker in late:
             self._fault(worker, NO_RESTART)
@@ -257,7 +258,7 @@ class Job:
         now = time.monotonic()
         for worker in [w for w in self._workers.values() if w.state == WORKING]:
             if worker.looked is not None and ray.wait([worker.looked], timeout=0)[0]:
-                progress, problem, _ = _answer(worker.looked)
+                progress, problem, _ = answer(worker.looked)
                 worker.looked = None
                 if not problem:
                     self._monitor.answered(worker.name, progress, now)
@@ -329,7 +330,7 @@ class Job:
         if best is None or best[0] < step:
             held = f"the newest state held is that after step {best[0]}" if best else "no rollout holds a state"
             raise RecoveryError(f"its checkpoint is missing or damaged, and {held}")
-        state, problem, cause = _answer(best[1].actor.state.remote(step), _START_S)
+        state, problem, cause = answer(best[1].actor.state.remote(step), _START_S)
         if problem:
             raise RecoveryError(f"its checkpoint is missing or damaged, and {best[1].name} did not give it ({cause})")
         return state
@@ -350,60 +351,3 @@ class Job:
         self._from_disk = found.payload if found else None
         self._policy.task_restarted(self._committed + 1)
         self._start_all()
-
-
-def _answer(reference: Any, timeout: float | None = None) -> tuple[Any, str, str]:
-    """Return (answer, "", ""), or (None, what went wrong, the exception if one was raised).
-
-    No answer in `timeout` seconds has gone wrong, too.
-    """
-    import ray
-    from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
-
-    try:
-        return ray.get(reference, timeout=timeout), "", ""
-    except RayActorError as error:
-        began = isinstance(error, ActorDiedError) and "creation task" in str(error)
-        return None, DIED, _last_line(error) if began else ""
-    except RayError as error:
-        return None, RAISED, _last_line(error) if isinstance(error, RayTaskError) else ""
-
-
-def _last_line(error: Exception) -> str:
-    """Return the last line of a traceback: the exception that began it."""
-    return str(error).strip().rpartition("\n")[2]
-
-
-def _prompts(spec: RunSpec) -> int:
-    """Return how many prompts a run will have, without making them (as `moeproxy.lab.prompts.pool` does)."""
-    settings = spec.settings
-    if settings.environment == "file":
-        from moeproxy.lab.prompts import read_tasks
-
-        return len(read_tasks(Path(settings.task_file)))
-    return settings.tasks // 2 * 2 if settings.environment == "calculator" else settings.tasks
-
-
-def check(spec: RunSpec, plan: RolePlan, folder: Path) -> None:
-    """Refuse what cannot be made in roles.
-
-    Raises:
-        LabError: the run's own file of prompts cannot be used.
-        RecoveryError: a run with faults of its own, prompts that cannot be shared out or that are too few, no model,
-            mishaps that would never happen, or a folder that is not empty.
-    """
-    if spec.injections or spec.remedies or spec.snapshots or spec.settings.engine != "lab":
-        raise RecoveryError(
-            "a run with training faults, remedies, snapshots or another engine",
-            expected="a healthy run on the lab's engine: a job in roles makes machine faults only",
-        )
-    if spec.settings.prompts * spec.settings.samples % plan.shares or spec.settings.prompts % plan.shares:
-        raise RecoveryError(
-            f"{spec.settings.prompts} prompts cannot be shared out into {plan.shares} parts", remedy="change `shares`"
-        )
-    one_pass(spec.settings, _prompts(spec))
-    steps, every = spec.settings.steps, plan.checkpoint_every
-    saved = {"publish": lambda item: item.kind not in ON_DISK or item.step % every == 0 or item.step == steps}
-    happening(plan.mishaps, steps, saved)
-    usable_model(spec.model)
-    usable_folder(folder)

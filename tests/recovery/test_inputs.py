@@ -15,9 +15,10 @@ from moeproxy.lab.settings import GRPOSettings, RunSpec
 from moeproxy.places import data_dir
 from moeproxy.recovery import hotswap
 from moeproxy.recovery.child import start_job
+from moeproxy.recovery.feasible import check
 from moeproxy.recovery.hotswap import SwapPlan, hot_swap
 from moeproxy.recovery.inputs import positive, usable_model
-from moeproxy.recovery.job import Job, check
+from moeproxy.recovery.job import Job
 from moeproxy.recovery.plan import Mishap, RolePlan
 
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
