@@ -56,19 +56,24 @@ def remove_ownerless(folder: Path, patience: float = 0.0) -> None:
 
     Args:
         folder: that `scratch` made.
-        patience: seconds for which to try again while others write to it.
+        patience: seconds for which to try again while its owner, or others that write to it, have not quite ended.
     """
+    deadline = time.monotonic() + patience
+    while not _remove_free(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _remove_free(folder: Path) -> bool:
+    """Remove a folder that nobody owns; return whether it is gone."""
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR)
     except OSError:  # another user's, something else, or gone
-        return
+        return True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        deadline = time.monotonic() + patience
-        while not _remove(folder) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        return _remove(folder)
     except BlockingIOError:  # its owner lives
-        pass
+        return False
     finally:
         os.close(lock)
 

@@ -43,8 +43,9 @@ PRELOADED = (
 CLIENT = Path(fork_client.__file__)
 _READ_ON_IMPORT = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_AUTH_MODE")
 _LOOK_S = 1.0
-_CLEANING_S = 5.0  # Ray writes for a moment yet
+_CLEANING_S = 15.0  # Ray writes until it has noticed, which takes longer than 5 s on a busy machine
 _TEMPORARY = "TMPDIR"
+_ORDERLY = b"."  # tells the template that its owner lives, and removes the temporary files itself
 
 
 class Template:
@@ -98,7 +99,9 @@ class Template:
         self._listening.close()
         if self._process:
             if self._process.stdin:
-                self._process.stdin.close()
+                with contextlib.suppress(OSError, ValueError):  # it is gone, or the pipe is closed already
+                    self._process.stdin.write(_ORDERLY)
+                    self._process.stdin.close()
             try:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:  # still at its imports
@@ -133,11 +136,13 @@ def _serve(listening: socket.socket) -> dict[str, Any]:
     while True:
         ready, _, _ = select.select([listening, sys.stdin], [], [], _LOOK_S)
         copies -= _ended()
-        if sys.stdin in ready:  # nothing is ever written there: it was closed
+        if sys.stdin in ready:
+            killed = os.read(sys.stdin.fileno(), len(_ORDERLY)) != _ORDERLY
             for pid in copies | {ward for ward, born in wards.items() if _born(ward) == born}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            remove_ownerless(Path(listening.getsockname()).parent, _CLEANING_S)
+            if killed:
+                remove_ownerless(Path(listening.getsockname()).parent, _CLEANING_S)
             os._exit(0)
         if listening in ready:
             connection, _ = listening.accept()

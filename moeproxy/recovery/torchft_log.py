@@ -2,8 +2,8 @@
 
 torchft 0.2 (`TORCHFT_USE_OTEL=true`) writes a JSON record for every quorum (`torchft_quorums`) and every vote on a step
 (`torchft_commits`). They say when steps ended, not when they began: a step's begin is taken to be the vote before it,
-and after a change of members the median undisturbed step before its own end. The job ends with the last record of any
-kind: one that stands still after its last commit has not ended with it.
+and after a change of members the median undisturbed step before its own end, but not before the new quorum. The job
+ends with the last record of any kind: one that stands still after its last commit has not ended with it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ def _step(begin: float, end: float, step: int, changes: Mapping[float, str], usu
         return Event(t, ev.TRAINER, "replicas", name, step, info)
 
     within = sorted(t for t in changes if begin < t <= end)
-    start = max(begin, end - usual) if within else begin
+    # A step that took no longer than others had its members only with the new quorum, where the log tells of it before
+    # the vote.
+    formed = within[0] if within and within[0] < end else begin
+    start = max(formed, end - usual) if within else begin
     if within:
         noticed = min(within[0], start)
         kind = LEFT if LEFT in [changes[t] for t in within] else JOINED

@@ -313,6 +313,15 @@ def test_a_torchft_log_shows_what_a_change_of_replicas_cost(tmp_path: Path) -> N
         torchft_events(tmp_path / "none.log")
 
 
+def test_a_replica_lost_in_a_step_that_is_no_slower_than_others_is_out_until_the_new_quorum(tmp_path: Path) -> None:
+    """Steps of three seconds, of which the third loses a replica and takes one."""
+    told = [(3.0, 0, 1, True), (6.0, 1, 1, True), (6.4, 2, 2, None), (7.0, 2, 2, True), (10.0, 3, 2, True)]
+    (tmp_path / "r0.log").write_text("\n".join(_record(*row, "r0") for row in told))
+    (tmp_path / "r1.log").write_text("\n".join(_record(*row, "r1") for row in told[:2]))
+    (outage,) = recovery.ettr(torchft_events(tmp_path / "r0.log", tmp_path / "r1.log")).outages
+    assert (outage.kind, outage.seconds) == (LEFT, pytest.approx(0.4))
+
+
 @pytest.mark.parametrize(
     ("members", "kinds"),
     [

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ with scratch() as folder:
     (folder / "below" / "file").write_text("x")
     print(folder, flush=True)
     sys.stdin.read()
+"""
+WRITE = """
+import contextlib, pathlib
+folder = pathlib.Path(input())
+print("writes", flush=True)
+while True:
+    with contextlib.suppress(OSError):
+        (folder / "ray").mkdir(exist_ok=True)
+        (folder / "ray" / "log").write_text("x")
 """
 OWN = """
 import sys
@@ -116,6 +126,24 @@ def test_the_template_of_a_killed_program_removes_the_programs_files() -> None:
         owner.wait()
     assert not gone(lambda: {int(pid)} if running(int(pid)) else set(), 10)
     assert not Path(folder).exists()
+
+
+def test_a_folder_that_is_still_written_to_or_owned_goes_within_the_patience(above: Path) -> None:
+    with _holder(HOLD) as dying, _holder(WRITE) as writing:
+        (folder,) = _said(dying)
+        Path(folder).rename(above / Path(folder).name)
+        place = above / Path(folder).name
+        assert writing.stdin is not None
+        writing.stdin.write(f"{place}\n".encode())
+        writing.stdin.flush()
+        _said(writing)
+        threading.Timer(0.5, dying.kill).start()
+        threading.Timer(1.5, writing.kill).start()
+        remove_ownerless(place, 0.1)
+        assert place.exists()
+        remove_ownerless(place, 10)
+        assert not place.exists()
+        assert writing.wait() != 0
 
 
 def test_what_is_started_for_a_job_has_its_temporary_files_there(above: Path) -> None:

@@ -137,19 +137,35 @@ class Redraw(Debouncer):
 
 
 class WholeFigureWidget(go.FigureWidget):
-    """A FigureWidget that the front end is told of once it has its data.
+    """A FigureWidget that the front end is told of once it has its data, and of every change after that.
 
     Plotly's own opens its channel while it is still empty and sends data and layout as later messages. The front end
     waits two seconds for plotly's code (5 MB) and drops what comes in between when the code takes longer, so on a busy
     machine the figure stayed empty for good (anywidget 0.11, seen in JupyterLab under load).
+
+    Plotly sends a change as a trait that it sets and unsets at once. While ipywidgets takes in a message of the page
+    (`set_state`: a zoom, a new size), it holds back what happens to traits and keeps the last value only, so a change
+    made in another thread meanwhile was never sent (15 of 400 beside a page that zooms all the time). Both go through
+    one lock here.
     """
 
     _complete = False
 
     def __init__(self, figure: go.Figure) -> None:
+        self._change_lock = threading.RLock()
         super().__init__(figure)
         self._complete = True
         self.open()
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while a message is taken in; who changes the figure from another thread holds it too."""
+        return self._change_lock
+
+    def set_state(self, sync_data: dict[str, Any]) -> None:
+        """Take in what the page says, between two changes."""
+        with self._change_lock:
+            super().set_state(sync_data)
 
     def open(self) -> None:
         """Open the channel to the front end, with the whole figure as the first message."""
@@ -166,8 +182,8 @@ class LiveFigure:
     """
 
     def __init__(self, figure: go.Figure) -> None:
-        self._lock = threading.RLock()
         self.widget = WholeFigureWidget(figure)
+        self._lock = self.widget.lock
 
     @contextmanager
     def change(self) -> Iterator[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comm
@@ -99,6 +100,32 @@ def test_live_figure_survives_changes_from_many_threads() -> None:
     _in_threads(change, 4)
     assert list(live.widget.data[0].y)[1] == 19
     assert live.widget.layout.title.text.endswith(" 19")
+
+
+def test_no_change_is_lost_while_the_page_zooms() -> None:
+    live = LiveFigure(go.Figure(go.Scatter(x=[0, 1], y=[0, 1])))
+    told: list[Any] = []
+    live.widget._send = lambda message, **_: told.append(message["state"])  # what would go to the page
+    taking_in, changed = threading.Event(), threading.Event()
+    held = live.widget.hold_trait_notifications
+
+    @contextmanager
+    def slowly() -> Iterator[None]:
+        with held():
+            taking_in.set()
+            changed.wait(0.2)  # a thread that did not wait has made its change by then
+            yield
+
+    live.widget.hold_trait_notifications = slowly
+    zoom = {"_js2py_relayout": {"relayout_data": {"xaxis.range": [0, 1]}, "source_view_id": "page"}}
+    page = threading.Thread(target=live.widget.set_state, args=(zoom,))
+    page.start()
+    assert taking_in.wait(10)
+    with live.change() as figure:
+        figure.layout.title.text = "new"
+    changed.set()
+    page.join()
+    assert "new" in repr([state["_py2js_update"] for state in told if "_py2js_update" in state])
 
 
 def test_live_figure_gives_a_reloaded_page_the_newest_state() -> None:
