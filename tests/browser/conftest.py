@@ -39,10 +39,13 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
-    """One browser a file; playwright keeps an event loop running that tests elsewhere must not meet."""
+    """One browser a file; playwright keeps an event loop running that tests elsewhere must not meet.
+
+    No reader acts faster than ten times a second, and JupyterLab keeps no order between what two widgets say at once.
+    """
     sandbox = [] if os.geteuid() else ["--no-sandbox"]
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium, args=[*_ARGUMENTS, *sandbox])
+        launched = playwright.chromium.launch(executable_path=chromium, args=[*_ARGUMENTS, *sandbox], slow_mo=100)
         yield launched
         launched.close()
 

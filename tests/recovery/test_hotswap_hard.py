@@ -50,16 +50,18 @@ def _swapped(plan: SwapPlan, folder: Path, calm: dict[str, SwapRun]) -> SwapRun:
     return found
 
 
-def _strike(folder: Path, member: str, event: str, step: int, number: int, victim: str = "") -> threading.Thread:
-    """Send a signal to a member (or another victim), from outside, as soon as the member has logged an event."""
+def _strike(folder: Path, members: list[str], event: str, step: int, number: int, victim: str = "") -> threading.Thread:
+    """Send a signal to a victim (the first member), from outside, as soon as all members have logged an event."""
 
     def watch() -> None:
         while True:
             time.sleep(0.005)
             with contextlib.suppress(RecoveryError):
-                events = [found for found in read_events(folder) if found.member == member]
-                if any((found.event, found.step or 0) == (event, step) for found in events):
-                    os.kill(_pid(folder, victim or member), number)
+                told = {
+                    found.member for found in read_events(folder) if (found.event, found.step or 0) == (event, step)
+                }
+                if told >= set(members):
+                    os.kill(_pid(folder, victim or members[0]), number)
                     return
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -85,7 +87,7 @@ def _pid(folder: Path, name: str) -> int:
 def test_a_rank_that_fails_before_the_first_step_costs_a_start(
     driver: str, member: str, number: int, calm: dict[str, SwapRun], tmp_path: Path
 ) -> None:
-    _strike(tmp_path / "a", member, "start", 0, number)
+    _strike(tmp_path / "a", [member], "start", 0, number)
     found = _swapped(PLANS[driver], tmp_path / "a", calm)
     assert (found.finished, found.step) == (True, 10), found
     assert recovery.verify(calm[driver].folder, found.folder).equal
@@ -108,7 +110,7 @@ def test_a_replica_that_dies_in_the_first_step_costs_a_start(
 
 @pytest.mark.kill
 def test_a_replica_that_is_frozen_is_replaced_where_there_is_no_spare(calm: dict[str, SwapRun], tmp_path: Path) -> None:
-    _strike(tmp_path / "a", "trainer-1", "step_begin", 5, signal.SIGSTOP)
+    _strike(tmp_path / "a", ["trainer-1"], "step_begin", 5, signal.SIGSTOP)
     found = _swapped(replace(PLANS[REPLICATED], spares=0), tmp_path / "a", calm)
     assert (found.finished, found.step) == (True, 10), found
     assert recovery.verify(calm[REPLICATED].folder, found.folder).equal
@@ -120,7 +122,9 @@ def test_a_replica_that_is_frozen_is_replaced_where_there_is_no_spare(calm: dict
 @both
 @pytest.mark.kill
 def test_without_the_lighthouse_the_verdict_says_so(driver: str, calm: dict[str, SwapRun], tmp_path: Path) -> None:
-    striking = _strike(tmp_path / "a", "trainer-0", "step_commit", 6, signal.SIGKILL, LIGHTHOUSE)
+    # A checkpoint is there once all who write a part of it have done so.
+    writing = ["trainer-0"] if driver == REPLICATED else ["trainer-0", "trainer-1"]
+    striking = _strike(tmp_path / "a", writing, "checkpoint", 5, signal.SIGKILL, LIGHTHOUSE)
     found = _swapped(replace(PLANS[driver], steps=500), tmp_path / "a", calm)
     striking.join(5)
     assert not found.finished

@@ -25,7 +25,7 @@ from moeproxy.view.apps.opening import open_profiled
 from moeproxy.view.apps.selection import Pick, parse, written
 from moeproxy.view.apps.slider import NamedSlider
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Job, LiveFigure, Redraw, Report, Status
+from moeproxy.view.apps.ui import Job, LiveFigure, Press, Redraw, Report, Status
 from moeproxy.view.expert_details import LayerFacts, expert_table
 from moeproxy.view.expert_layout import (
     ExpertMaps,
@@ -142,7 +142,7 @@ class ExpertPanel:
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until the figure shows what the controls say; return whether it does."""
-        return self._redraw.settle(timeout_s)
+        return all(part.settle(timeout_s) for part in (*self._presses, self._redraw))
 
     def _make_controls(self, n_keep: int | None, layer: int) -> None:
         self.count = CountControl(allowed_counts(self.profile), n_keep, self.status, self._redraw)
@@ -173,9 +173,11 @@ class ExpertPanel:
             control.observe(lambda _: self._redraw(), "value")
         guard = self.status.guard
         self.picker.observe(guard(self._typed), "value")
-        self.keep_button.on_click(guard(lambda _: self._force(self._picked, "keep")))
-        self.drop_button.on_click(guard(lambda _: self._force(self._picked, "drop")))
-        self.free_button.on_click(guard(lambda _: self._force(self._picked, "free")))
+        self._presses = (
+            Press(self.keep_button, lambda: self._force(self._picked, "keep"), self.status),
+            Press(self.drop_button, lambda: self._force(self._picked, "drop"), self.status),
+            Press(self.free_button, lambda: self._force(self._picked, "free"), self.status),
+        )
         self.clear_button.on_click(guard(lambda _: self._select(frozenset())))
         experts: Any = self.figure.widget.data[EXPERTS]
         experts.on_selection(guard(lambda _, points, __: self._select(self._pairs(points.point_inds))))

@@ -15,7 +15,7 @@ from moeproxy.triage.attempted import JudgedAttempt, judge_attempts, leading
 from moeproxy.triage.diagnose import Diagnosis
 from moeproxy.triage.logs import runs_in
 from moeproxy.view.apps.log_verdict_text import attempts_html
-from moeproxy.view.apps.ui import Debouncer, Status
+from moeproxy.view.apps.ui import Debouncer, Press, Status
 
 _WAIT_S = 0.05
 Healthy = tuple[LogTrace | Trace, ...]
@@ -38,7 +38,7 @@ class LogVerdict:
         self.path = widgets.Text(description="Healthy runs", placeholder="optional: logs or folders, parted by ;")
         self.path.style.description_width, self.path.layout.width = "initial", "520px"
         self.use = widgets.Button(description="Judge beside them", layout=widgets.Layout(width="auto"))
-        self.use.on_click(status.guard(lambda _: self.beside(str(self.path.value))))
+        self._press = Press(self.use, lambda: self.beside(str(self.path.value)), status)
         self.page = widgets.HTML()
         rows = widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="2px 20px")
         self.widget = widgets.VBox([widgets.Box([self.path, self.use], layout=rows), self.page])
@@ -81,7 +81,7 @@ class LogVerdict:
 
     def settle(self, timeout_s: float = 30.0) -> bool:
         """Wait until the run asked about is judged; return whether it is."""
-        return self._judge.settle(timeout_s)
+        return self._press.settle(timeout_s) and self._judge.settle(timeout_s)
 
     def _decide(self) -> None:
         log = self._asked

@@ -25,7 +25,7 @@ from moeproxy.view.apps.log_text import log_html, notes_html, run_option
 from moeproxy.view.apps.log_verdict import LogVerdict
 from moeproxy.view.apps.log_zoom import ZoomFigure
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Job, Redraw, Report, Status
+from moeproxy.view.apps.ui import Job, Press, Redraw, Report, Status
 from moeproxy.view.figures_log import LEAST_WIDTH_PX
 from moeproxy.view.log_onsets import with_onsets
 from moeproxy.view.log_view import MAX_SIGNALS, LogView, label_of, log_view, usual
@@ -108,6 +108,8 @@ class LogPanel:
 
     def settle(self, timeout_s: float = 60.0) -> bool:
         """Wait until the figure shows what the controls say; return whether it does."""
+        for press in self._presses:
+            press.settle(timeout_s)
         self.job.join(timeout_s)
         parts = (self._redraw, self.verdict, self._redraw, self.figure)  # a verdict is drawn too
         return self.job.state != "running" and all(part.settle(timeout_s) for part in parts)
@@ -254,11 +256,13 @@ class LogPanel:
 
     def _connect(self) -> None:
         guard = self.status.guard
-        self.read_button.on_click(guard(lambda _: self._start()))
+        self._presses = (
+            Press(self.read_button, self._start, self.status),
+            Press(self.mapping.apply, self._apply, self.status),
+        )
         for control in (self.run, self.signals):
             control.observe(lambda _: self._redraw(), "value")
         self.follow.observe(guard(self._follow), "value")
-        self.mapping.apply.on_click(guard(lambda _: self._apply()))
         self.map.observe(guard(lambda change: self._show_map(change["new"])), "value")
 
     def _show_map(self, shown: bool) -> None:

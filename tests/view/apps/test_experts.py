@@ -159,9 +159,11 @@ def test_a_click_can_force_and_free(panel: ExpertPanel) -> None:
 
 def test_impossible_wishes_are_refused_and_undone(panel: ExpertPanel) -> None:
     panel.keep_button.click()
+    assert panel.settle()
     assert "no expert is selected" in panel.status.text
     panel.pick(f"0-{panel.profile.n_experts - 1}")
     panel.keep_button.click()
+    assert panel.settle()
     assert "are to be kept" in panel.status.text
     assert panel.keep_always == {}
     assert panel.settle()
@@ -240,8 +242,8 @@ def test_a_refusal_stays_until_something_changes(panel: ExpertPanel, meanwhile: 
     if meanwhile:
         assert panel.settle()
     panel.keep_button.click()
-    refusal = panel.status.text
     assert panel.settle()
+    refusal = panel.status.text
     assert len(panel.table.frame) == panel.profile.n_experts, "the selection was drawn"
     assert panel.keep_always == {}
     assert panel.status.is_error

@@ -131,6 +131,7 @@ def test_healthy_runs_beside_it_are_used_and_refused(tmp_path: Path) -> None:
     assert panel.verdict.page.value == ""
     panel.verdict.path.value = str(tmp_path / "none-*.log")
     panel.verdict.use.click()
+    assert panel.settle()
     assert "no file of this pattern" in panel.status.text
 
 

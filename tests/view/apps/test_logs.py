@@ -93,6 +93,7 @@ def test_columns_of_an_unknown_log_are_mapped_by_the_lists(panel: LogPanel, tmp_
     assert panel.mapping.step.value == "update"
     panel.mapping.lists["colour"].value = "grad_norm"
     panel.mapping.apply.click()
+    assert panel.settle()
     assert "both mapped to grad_norm" in panel.status.text
     panel.read_button.click()
     assert panel.settle()
@@ -107,7 +108,30 @@ def test_errors_stand_in_the_status_line_and_the_last_log_stays(panel: LogPanel,
     assert panel.log.info.name == "train"
     panel.source.text.value = ""
     panel.read_button.click()
+    assert panel.settle()
     assert "no path" in panel.status.text
+
+
+@pytest.mark.parametrize("what", ["path", "healthy runs", "mapping"])
+def test_what_arrives_just_after_a_click_counts(what: str, panel: LogPanel, tmp_path: Path) -> None:
+    """JupyterLab may hand over the click before the text that was typed before it."""
+    (tmp_path / "other.log").write_text(verl(range(1, 4), actor__pg_loss=0.25))
+    if what == "path":
+        panel.read_button.click()
+        panel.source.text.value = str(tmp_path / "other.log")
+        assert panel.settle()
+        assert panel.log.info.name == "other"
+    elif what == "healthy runs":
+        panel.verdict.use.click()
+        panel.verdict.path.value = str(tmp_path / "absent.log")
+        assert panel.settle()
+        assert "absent.log" in panel.status.text
+    else:
+        _read(panel, tmp_path / "own.csv", "update,gnorm\n1,2\n2,2\n")
+        panel.mapping.apply.click()
+        panel.mapping.lists["gnorm"].value = "kl"
+        assert panel.settle()
+        assert panel.log.trace.signals == ("kl",)
 
 
 def test_a_panel_without_a_readable_log_opens_all_the_same(tmp_path: Path) -> None:

@@ -193,6 +193,19 @@ def test_job_cannot_be_started_twice_and_can_be_cancelled() -> None:
     assert job.join(10) == "cancelled"
 
 
+def test_a_click_waits_for_what_the_controls_were_told_just_before() -> None:
+    told, seen = ["old"], list[str]()
+    job = Job(lambda _: seen.append(told[0]), "Run")
+    job.start_button.click()
+    told[0] = "new"
+    assert job.join(10) == "done"
+    assert seen == ["new"]
+    job.start_button.click()
+    job.cancel_button.click()
+    assert job.join(10) == "cancelled"
+    assert seen == ["new"]
+
+
 def test_job_says_what_became_of_cancelled_work() -> None:
     asked = threading.Event()
 
