@@ -18,7 +18,8 @@ from moeproxy.triage.jsonable import plain, sure
 from moeproxy.triage.judged import meaning_of, unit_of
 from moeproxy.view.actions import KINDS, Action, in_order
 from moeproxy.view.document import Block, Figure, Heading, Points, Section, Table, Text
-from moeproxy.view.figures_incident import departed_signals, evidence_figure, signals_figure
+from moeproxy.view.figures_evidence import evidence_figure
+from moeproxy.view.figures_incident import departed_signals, signals_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.incident import Incident
 from moeproxy.view.report_input import ReportInput

@@ -7,7 +7,8 @@ import pytest
 
 from moeproxy.errors import MoeproxyError
 from moeproxy.view import figures
-from moeproxy.view.figures_incident import evidence_figure, signals_figure
+from moeproxy.view.figures_evidence import evidence_figure
+from moeproxy.view.figures_incident import signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.grey import confusable, lightness, told_apart

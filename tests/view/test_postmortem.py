@@ -18,7 +18,8 @@ from moeproxy.triage.jsonable import sure
 from moeproxy.triage.remedy_result import Remedy
 from moeproxy.view.actions import Action
 from moeproxy.view.document import Document, Figure, Points, Table, Text
-from moeproxy.view.figures_incident import _evidence_axis, evidence_figure, signals_figure
+from moeproxy.view.figures_evidence import _axis, evidence_figure
+from moeproxy.view.figures_incident import signals_figure
 from moeproxy.view.figures_outcome import match_figure, severity_figure
 from moeproxy.view.figures_timeline import timeline_figure
 from moeproxy.view.gather import Words, gather, load_results, postmortem
@@ -190,7 +191,7 @@ def test_actions_at_no_step_of_the_run_are_listed_and_squeeze_nothing() -> None:
 def test_the_axis_of_the_evidence_names_its_scale_and_is_ticked_to_its_ends(
     values: list[float], ticks: list[str]
 ) -> None:
-    axis = _evidence_axis(values)
+    axis = _axis(values)
     assert axis["ticktext"] == ticks
     assert axis["tickvals"] == pytest.approx([math.asinh(float(tick)) for tick in ticks])
     assert axis["range"][0] <= min(axis["tickvals"])

@@ -21,11 +21,12 @@ from moeproxy.proxy.plan import KeepPlan
 from moeproxy.proxy.protect import forced_experts
 from moeproxy.proxy.similarity import check_weights, distances, layer_index
 from moeproxy.view.apps.counts import CountControl
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.opening import open_profiled
 from moeproxy.view.apps.selection import Pick, parse, written
 from moeproxy.view.apps.slider import NamedSlider
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Job, LiveFigure, Press, Redraw, Report, Status
+from moeproxy.view.apps.ui import Job, Press, Redraw, Report, Status
 from moeproxy.view.expert_details import LayerFacts, expert_table
 from moeproxy.view.expert_layout import (
     ExpertMaps,

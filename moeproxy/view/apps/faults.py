@@ -30,11 +30,12 @@ from moeproxy.view.apps.fault_study import study_verdict
 from moeproxy.view.apps.fault_text import fault_html, verdict_html
 from moeproxy.view.apps.fault_verdict import Verdict, judge
 from moeproxy.view.apps.fit import fitted
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.live_runs import Found, LiveRuns
 from moeproxy.view.apps.live_work import LiveWork
 from moeproxy.view.apps.recordings import HEALTHY, Recordings
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Redraw, Report, Status
+from moeproxy.view.apps.ui import Debouncer, Job, Redraw, Report, Status
 
 _KEPT = "stopped. Finished runs, and the steps of the others, are kept: Run live goes on with what is missing."
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from moeproxy.view.apps.ui import Debouncer, LiveFigure, Status
+from moeproxy.view.apps.live_figure import LiveFigure
+from moeproxy.view.apps.ui import Debouncer, Status
 from moeproxy.view.figures_log import LogView, layout_values, values, whole_figure
 
 _WAIT_S = 0.08  # a zoom by the wheel comes as many small ones

@@ -24,10 +24,11 @@ from moeproxy.proxy.protect import Wish
 from moeproxy.proxy.similarity import WEIGHTS, check_weights, distances
 from moeproxy.proxy.stability import Stability, stability
 from moeproxy.view.apps.counts import CountControl
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.opening import open_profiled
 from moeproxy.view.apps.proxy_figure import PanelState, describe, layer_title, proxy_figure, size_table, title, values
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Job, LiveFigure, Redraw, Report, Status, TimeLeft
+from moeproxy.view.apps.ui import Job, Redraw, Report, Status, TimeLeft
 from moeproxy.view.figures_fidelity import damage_table, fidelity_table, stability_table
 
 _RESAMPLES = 20

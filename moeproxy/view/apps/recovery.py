@@ -23,9 +23,10 @@ from moeproxy.recovery.effective import Ettr, ettr
 from moeproxy.recovery.events import Event
 from moeproxy.recovery.plan import RolePlan
 from moeproxy.recovery.timeline import outages
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.recovery_calculator import Calculator
 from moeproxy.view.apps.tables import html_rows
-from moeproxy.view.apps.ui import LiveFigure, Status
+from moeproxy.view.apps.ui import Status
 from moeproxy.view.figures_recovery import job_figure
 from moeproxy.view.style import GREEN, GREY, ORANGE, VERMILLION, describe
 

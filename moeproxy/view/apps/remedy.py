@@ -17,6 +17,7 @@ from moeproxy.triage.diagnose import Diagnosis, diagnose
 from moeproxy.triage.remedy_recorded import RemedyStudy
 from moeproxy.triage.remedy_result import Remedy, Trial
 from moeproxy.view.apps.fit import fitted
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.live_work import LiveWork
 from moeproxy.view.apps.remedy_figure import (
     LEAST_WIDTH_PX,
@@ -31,7 +32,7 @@ from moeproxy.view.apps.remedy_figure import (
 from moeproxy.view.apps.remedy_runs import Asked, Failure, RemedyRuns
 from moeproxy.view.apps.remedy_text import cause_options, failure_html, fault_option, remedy_table
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Redraw, Report, Status
+from moeproxy.view.apps.ui import Debouncer, Job, Redraw, Report, Status
 
 MINUTES = 5
 _KEPT = "stopped. What is finished is kept and shown: Try live goes on with what is missing."

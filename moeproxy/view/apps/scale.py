@@ -18,12 +18,13 @@ from moeproxy.scale.estimate import estimate
 from moeproxy.scale.program import GRPOProgram
 from moeproxy.scale.routing import Routing
 from moeproxy.view.apps.fit import fitted
+from moeproxy.view.apps.live_figure import LiveFigure
 from moeproxy.view.apps.number import NumberControl
 from moeproxy.view.apps.scale_settings import ROUTINGS, Case, Settings
 from moeproxy.view.apps.scale_text import PLANS, advice_html, emulated_table, planned
 from moeproxy.view.apps.scale_work import Emulations, Latest
 from moeproxy.view.apps.tables import LiveTable
-from moeproxy.view.apps.ui import Job, LiveFigure, Redraw, Report, Status
+from moeproxy.view.apps.ui import Job, Redraw, Report, Status
 from moeproxy.view.figures_scale import Bar, Course, ScaleView, bars_title, courses_title, scale_figure, shapes, values
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"Qwen3-30B-A3B": QWEN3_30B_A3B, "DeepSeek-V3": DEEPSEEK_V3}

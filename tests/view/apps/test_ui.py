@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
 
-import comm
-import plotly.graph_objects as go
 import pytest
-from comm.base_comm import BaseComm
-from plotly.basedatatypes import Undefined
 
 from moeproxy.errors import ProxyError
 from moeproxy.view.apps.slider import NamedSlider
-from moeproxy.view.apps.ui import Debouncer, Job, LiveFigure, Redraw, Report, Status, TimeLeft
-
-
-def _in_threads(action: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=action, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+from moeproxy.view.apps.ui import Debouncer, Job, Redraw, Report, Status, TimeLeft
+from tests.view.apps.threads import in_threads
 
 
 def test_debouncer_acts_once_with_the_latest() -> None:
@@ -63,7 +48,7 @@ def test_debouncer_never_overlaps_itself() -> None:
 def test_debouncer_takes_calls_from_many_threads() -> None:
     seen: list[int] = []
     debounced = Debouncer(seen.append, wait_s=0.1)
-    _in_threads(debounced, 16)
+    in_threads(debounced, 16)
     assert debounced.settle()
     assert len(seen) == 1
     assert debounced.calls == 16
@@ -86,67 +71,6 @@ def test_guard_shows_what_would_be_lost() -> None:
     assert status.is_error
     assert status.text == "ProxyError: 5 experts cannot be kept. What to do: choose 4 or 8."
     assert "⚠" in status.widget.value, "an error is not told by colour alone"
-
-
-def test_live_figure_survives_changes_from_many_threads() -> None:
-    live = LiveFigure(go.Figure(go.Scatter(x=[0], y=[0])))
-
-    def change(index: int) -> None:
-        for step in range(20):
-            with live.change() as figure:
-                figure.data[0].y = [index, step]
-                figure.layout.title.text = f"{index} {step}"
-
-    _in_threads(change, 4)
-    assert list(live.widget.data[0].y)[1] == 19
-    assert live.widget.layout.title.text.endswith(" 19")
-
-
-def test_no_change_is_lost_while_the_page_zooms() -> None:
-    live = LiveFigure(go.Figure(go.Scatter(x=[0, 1], y=[0, 1])))
-    told: list[Any] = []
-    live.widget._send = lambda message, **_: told.append(message["state"])  # what would go to the page
-    taking_in, changed = threading.Event(), threading.Event()
-    held = live.widget.hold_trait_notifications
-
-    @contextmanager
-    def slowly() -> Iterator[None]:
-        with held():
-            taking_in.set()
-            changed.wait(0.2)  # a thread that did not wait has made its change by then
-            yield
-
-    live.widget.hold_trait_notifications = slowly
-    zoom = {"_js2py_relayout": {"relayout_data": {"xaxis.range": [0, 1]}, "source_view_id": "page"}}
-    page = threading.Thread(target=live.widget.set_state, args=(zoom,))
-    page.start()
-    assert taking_in.wait(10)
-    with live.change() as figure:
-        figure.layout.title.text = "new"
-    changed.set()
-    page.join()
-    assert "new" in repr([state["_py2js_update"] for state in told if "_py2js_update" in state])
-
-
-def test_live_figure_gives_a_reloaded_page_the_newest_state() -> None:
-    live = LiveFigure(go.Figure(go.Scatter(y=[0])).update_layout(title="before", width=700))
-    with live.change() as figure:
-        figure.data[0].y = [5, 6]
-        figure.layout.title.text = "after"
-    state = live.widget.get_state()
-    assert state["_widget_layout"]["title"]["text"] == "after"
-    assert state["_widget_layout"]["width"] == 700
-    assert list(state["_widget_data"][0]["y"]) == [5, 6]
-
-
-def test_live_figure_leaves_out_what_the_page_calls_undefined() -> None:
-    live = LiveFigure(go.Figure(go.Scatter(y=[0])))
-    # This is what a box drawn in the page leaves behind.
-    live.widget._layout_obj._props["selections"] = [{"type": "rect", "line": Undefined, "x0": 1.0}, Undefined]
-    with live.change() as figure:
-        figure.data[0].y = [5, 6]
-    state = live.widget.get_state()
-    assert json.loads(json.dumps(state["_widget_layout"]))["selections"] == [{"type": "rect", "x0": 1.0}]
 
 
 def test_job_reports_and_ends() -> None:
@@ -290,27 +214,3 @@ def test_redraw_forgets_only_errors_that_a_change_made_old() -> None:
     failing[0] = False
     redraw._act()  # as when that drawing had been under way while the line was cleared
     assert (status.text, status.is_error) == ("Ready.", False)
-
-
-def test_the_first_message_holds_the_whole_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[dict[str, Any]] = []
-    sent: list[dict[str, Any]] = []
-
-    class Channel(BaseComm):
-        def __init__(self, *, data: Any = None, **options: Any) -> None:
-            opened.append(data["state"])
-            super().__init__(data=data, **options)
-
-        def publish_msg(self, msg_type: str, data: Any = None, *_: Any, **__: Any) -> None:
-            if msg_type == "comm_msg":
-                sent.append(data or {})
-
-    monkeypatch.setattr(comm, "create_comm", Channel)
-    figure = LiveFigure(go.Figure(go.Scatter(x=[1, 2], y=[3, 4]), layout={"title": {"text": "seen"}}))
-    (state,) = [state for state in opened if "_widget_data" in state]
-    assert state["_widget_data"][0]["type"] == "scatter"
-    assert state["_widget_layout"]["title"]["text"] == "seen"
-    assert not [message for message in sent if "_widget_data" in message.get("state", {})]
-    with figure.change() as widget:
-        widget.data[0].y = [5, 6]
-    assert sent  # later changes are messages, as ever
