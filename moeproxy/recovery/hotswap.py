@@ -5,10 +5,10 @@ One interface, two drivers on existing engines, each for one kind of state:
 | driver | state | engine | what the spare gets |
 |---|---|---|---|
 | replicated | all of it on every rank | torchft, fixed world with spares | nothing: it follows every step |
-| sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from a neighbour's memory |
+| sharded | a part on each rank (FSDP2) | nvidia-resiliency-ext, in-process | the part, from memory: here or next door |
 
-Shards are copied beside the next step. A rank that dies before its last copy has arrived costs that one step: it is
-done again, with the same result.
+A process that dies costs no finished step. Where its machine dies with it (`machine_survives`), a copy that had not
+arrived next door yet costs its step: it is done again, with the same result.
 
 The program is supervised training of a testbed model; the batch of a step depends on step and rank only.
 """
@@ -103,7 +103,7 @@ def hot_swap(plan: SwapPlan, folder: str | Path, *, limit: float = 120.0) -> Swa
     log, deadline = EventLog(place, ev.JOB, "job"), time.monotonic() + limit
     outcome = "interrupted"
     try:
-        with Processes(place, module, plan.members) as processes:
+        with Processes(place, module, plan.members, plan.outliving) as processes:
             log.add(ev.JOB_START, trainers=plan.active, rollouts=0)
             outcome = Watch(plan, place, processes).outcome(deadline)
     finally:

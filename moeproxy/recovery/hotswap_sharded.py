@@ -1,10 +1,11 @@
 """Hot swap of sharded state: FSDP2 on nvidia-resiliency-ext's in-process restart, and a copy of each shard next door.
 
-Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. After a step a thread copies it (weights
-and Adam's moments) while the next step's forward and backward pass read it, and pushes the copy into its right
-neighbour's memory over a group of its own. When a rank dies, the engine lets the living ones start over within their
-processes and gives the dead one's number to a spare, which takes the shard from the neighbour. If a neighbour died,
-too, all go back to the newest checkpoint that every shard has on disk.
+Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. A step ends with a copy of it (weights
+and Adam's moments) in memory of the machine that outlives the process; a thread pushes the copy into the right
+neighbour's memory beside the next step, over a group of its own. When a rank dies, the engine lets the living ones
+start over within their processes and gives the dead one's number to a spare, which takes the shard from the machine's
+memory, or from the neighbour where that died with it. If a neighbour died, too, all go back to the newest checkpoint
+that every shard has on disk.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from moeproxy.recovery.pushing import Pusher
 from moeproxy.recovery.shards import Memory, Shard, choose, place
 from moeproxy.recovery.swap_member import SwapMember, lighthouse_address, say_address
 from moeproxy.recovery.swap_plan import shard_folder
-from moeproxy.recovery.swap_processes import LIGHTHOUSE
+from moeproxy.recovery.swap_processes import LIGHTHOUSE, outliving
 
 _TRIES = 5
 _STARTING_S = 120.0
@@ -52,7 +53,7 @@ class Rank:
     """
 
     def __init__(self, me: SwapMember, port: int) -> None:
-        self.me, self.memory, self.links = me, Memory(), Links()
+        self.me, self.memory, self.links = me, Memory(outliving()), Links()
         self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             LOOPBACK, port, is_master=False, wait_for_workers=False
         )
@@ -85,7 +86,6 @@ class Rank:
         if self.pusher is not None:
             self.pusher.drop()  # of the iteration before: it must not write to what is read now
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.memory.become(rank)
         limit = datetime.timedelta(seconds=self.me.plan.timeout)
         self.iteration = iteration
         prefixed: Any = dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
@@ -101,6 +101,7 @@ class Rank:
         optimizer = self.me.optimizer(model)
         _warmed(optimizer)
         shard = Shard(model, optimizer)
+        self.memory.become(rank, shard.numel)
         step = self._recovered(shard, rank, world) if iteration else 0
         sizes: list[Any] = [None] * world
         dist.all_gather_object(sizes, shard.numel)
@@ -145,29 +146,28 @@ class Rank:
         dist.all_gather_object(infos, {**self.memory.steps(), "disk": disk.whole()})
         step, needy = choose(infos)
         source = "memory" if step is not None else "disk"
-        flat = self._from_memory(shard, rank, world, step, needy) if step is not None else None
-        if step is None:
+        if step is not None:
+            self._share(shard, rank, world, step, needy)
+            shard.restore(self.memory.own[step], step)
+        else:
             step = max(set.intersection(*[set(info["disk"]) for info in infos]), default=0)
-            found = disk.newest(at_most=step) if step else None
-            flat = unpack(found.payload)["shard"] if found else None
-        if flat is not None:
-            shard.restore(flat, step)
-            self.memory.own[step] = flat
+            if found := disk.newest(at_most=step) if step else None:
+                shard.restore(unpack(found.payload)["shard"], step)
         self.memory.cut(step)
         self.step = max(self.step, step)
         self.me.say(ev.READY, step, source=source if step else "start", moved=needy)
         return step
 
-    def _from_memory(self, shard: Shard, rank: int, world: int, step: int, needy: list[int]) -> torch.Tensor | None:
-        flat = self.memory.own.get(step)
+    def _share(self, shard: Shard, rank: int, world: int, step: int, needy: list[int]) -> None:
+        """Give those that have no copy of their shard the one that is kept next door."""
         for lost in needy:
             helper = (lost + 1) % world
             if rank == helper:
                 dist.send(self.memory.peer[step], lost)
             elif rank == lost:
-                flat = self.memory.room(shard.numel)
+                flat = self.memory.own.room(shard.numel)
                 dist.recv(flat, helper)
-        return flat
+                self.memory.own.keep(step, flat)
 
 
 def _sharded(me: SwapMember, world: int) -> Any:

@@ -1,8 +1,8 @@
-"""The thread of a rank that copies its shard while training goes on, and pushes the copy into its neighbour's memory.
+"""A rank's copies of its shard, and the thread that pushes them into its neighbour's memory while training goes on.
 
-A copy may be taken as long as nobody writes to the shard: from the end of an optimizer step until the next one. The
-forward and backward pass between them only read it, so copy and push go on beside them. Before the next optimizer step
-training waits for what has not arrived yet: weights never move on from a state that nobody else has.
+The copy is taken before the step counts as done. It costs little, and its memory may outlive the process. The push goes
+on beside the next forward and backward pass; before the next optimizer step training waits for what has not arrived
+yet: weights never move on from a state that nobody else has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOK_S = 0.05
 
 
 class Pusher:
-    """Copies and pushes, in a thread.
+    """Copies at once, and pushes in a thread.
 
     Args:
         me: events, digests, mishaps.
@@ -45,7 +45,7 @@ class Pusher:
         self._right, self._left = (rank + 1) % len(sizes), (rank - 1) % len(sizes)
         self._left_numel = sizes[self._left]
         self._disk = Checkpoints(shard_folder(me.folder, rank))
-        self._queue: queue.Queue[int | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[int, torch.Tensor] | None] = queue.Queue()
         self._arrived = threading.Event()
         self._arrived.set()
         self._problem: BaseException | None = None
@@ -54,9 +54,12 @@ class Pusher:
         self._thread.start()
 
     def put(self, step: int) -> None:
-        """Have the shard copied and pushed as it is after a step; it must not change until that has `arrived`."""
+        """Copy the shard as it is after a step and have that pushed; the next may be taken once it has `arrived`."""
+        own = self._memory.own.room(self._shard.numel)
+        self._shard.copy_to(own)
+        self._memory.own.keep(step, own)
         self._arrived.clear()
-        self._queue.put(step)
+        self._queue.put((step, own))
 
     def arrived(self) -> float:
         """Wait until the newest copy is in the neighbours' memories, and return the seconds that it took.
@@ -91,8 +94,8 @@ class Pusher:
     def _run(self) -> None:
         give_way()
         try:
-            while (step := self._queue.get()) is not None and not self._over:
-                own = self._copy(step)
+            while (taken := self._queue.get()) is not None and not self._over:
+                step, own = taken
                 self._push(step, own)
                 self._arrived.set()
                 self._log(step, own)
@@ -100,19 +103,8 @@ class Pusher:
             self._problem = error
             self._arrived.set()
 
-    def _copy(self, step: int) -> torch.Tensor:
-        own = self._memory.room(self._shard.numel)
-        self._shard.copy_to(own)
-        self._keep(self._memory.own, step, own)
-        return own
-
-    def _keep(self, store: dict[int, torch.Tensor], step: int, flat: torch.Tensor) -> None:
-        with self._lock:
-            if not self._over:
-                self._memory.keep(store, step, flat)
-
     def _push(self, step: int, own: torch.Tensor) -> None:
-        arriving = self._memory.room(self._left_numel)
+        arriving = self._memory.peer.room(self._left_numel)
         moves: list[Any] = [
             dist.isend(own, self._right, group=self._group),
             dist.irecv(arriving, self._left, group=self._group),
@@ -120,7 +112,9 @@ class Pusher:
         self._me.suffer("publish", step)
         for move in moves:
             move.wait()
-        self._keep(self._memory.peer, step, arriving)
+        with self._lock:
+            if not self._over:
+                self._memory.peer.keep(step, arriving)
 
     def _log(self, step: int, own: torch.Tensor) -> None:
         if self._me.plan.digests:

@@ -1,21 +1,18 @@
 """Shards of a training state in memory: copied beside training, kept here and next door, chosen after a fault.
 
 Every rank owns a shard that no other has. It keeps the newest copies of its own and of its left neighbour's, so that a
-shard is lost only when two neighbours die at once.
+shard is lost only when the machines of two neighbours die at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from moeproxy.errors import RecoveryError
-
-KEPT = 3
-"""Copies of a shard: one may be half written, and neighbours may be a step apart."""
+from moeproxy.recovery.copies import Copies, Outliving
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -76,47 +73,33 @@ class Shard:
         return [part.view_as(place) for part, place in zip(parts, self._places.values(), strict=True)]
 
 
-@dataclass
 class Memory:
-    """What a process keeps over restarts within it.
+    """What a process keeps over restarts within it: copies of its shard, `own`, and of its left neighbour's, `peer`.
 
     Args:
-        rank: whose shard is `own`; None before the first.
-        own, peer: copies of its shard and of its left neighbour's, by step.
+        places: for every rank, where copies of its shard outlive its process; without any they die with it.
     """
 
-    rank: int | None = None
-    own: dict[int, torch.Tensor] = field(default_factory=dict)
-    peer: dict[int, torch.Tensor] = field(default_factory=dict)
-    _free: list[torch.Tensor] = field(default_factory=list)
+    def __init__(self, places: Sequence[str] = ()) -> None:
+        self._places = places
+        self.rank: int | None = None
+        self.own, self.peer = Copies(), Copies()
 
-    def become(self, rank: int) -> None:
-        """Belong to a rank: what was kept for another is worth nothing."""
+    def become(self, rank: int, numel: int) -> None:
+        """Belong to a rank with a shard of so many values: what was kept for another is worth nothing."""
         if rank != self.rank:
-            self.rank, self.own, self.peer, self._free = rank, {}, {}, []
-
-    def room(self, numel: int) -> torch.Tensor:
-        """Return a vector to write to, one that was used before if there is one: new pages cost as much as a copy."""
-        for number, old in enumerate(self._free):
-            if old.numel() == numel:
-                return self._free.pop(number)
-        return torch.empty(numel)
-
-    def keep(self, store: dict[int, torch.Tensor], step: int, flat: torch.Tensor) -> None:
-        """Keep a copy, whole, in `own` or `peer`, and of older ones the newest."""
-        store[step] = flat
-        for old in sorted(store)[:-KEPT]:
-            self._free.append(store.pop(old))
+            self.rank, self.own, self.peer = rank, Copies(), Copies()
+        if self._places:
+            self.own = Outliving(self._places[rank], numel)
 
     def cut(self, step: int) -> None:
         """Forget what came after a step: the job goes on from there."""
-        for store in (self.own, self.peer):
-            for later in [kept for kept in store if kept > step]:
-                self._free.append(store.pop(later))
+        self.own.cut(step)
+        self.peer.cut(step)
 
     def steps(self) -> dict[str, list[int]]:
         """Return of which steps there are copies."""
-        return {"own": sorted(self.own), "peer": sorted(self.peer)}
+        return {"own": self.own.steps, "peer": self.peer.steps}
 
 
 def choose(infos: Sequence[Mapping[str, Sequence[int]]]) -> tuple[int | None, list[int]]:

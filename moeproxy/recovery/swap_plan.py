@@ -38,8 +38,11 @@ class SwapPlan:
         learning_rate: of AdamW.
         seed: of the batches.
         checkpoint_every: steps between checkpoints on disk.
-        snapshot_every: with `sharded`, steps between copies of each shard to a neighbour; more than one costs the steps
-            since then when a rank dies.
+        snapshot_every: with `sharded`, steps between copies of each shard; more than one costs the steps since the last
+            when a rank dies.
+        machine_survives: with `sharded`, whether a rank that dies leaves its machine up, in whose memory its own copies
+            stay, so that no finished step is lost. Else they die with it, and a shard comes from next door; a copy that
+            had not arrived there yet costs its step.
         digests: whether to log digests of every state, for `verify`; with `sharded`, of those that are copied.
         heartbeat: seconds without a sign of life after which a member counts as dead; a dead process is noticed at once
             with `sharded`, and a machine after ten seconds or more. A process that is frozen is ended after twenty or
@@ -64,6 +67,7 @@ class SwapPlan:
     seed: int = 0
     checkpoint_every: int = 5
     snapshot_every: int = 1
+    machine_survives: bool = True
     digests: bool = True
     heartbeat: float = 0.5
     timeout: float = 2.0
@@ -77,6 +81,7 @@ class SwapPlan:
         for name, value in least.items():
             whole(name, getattr(self, name), value)
         positive("learning_rate", self.learning_rate, zero=True)
+        yes_or_no("machine_survives", self.machine_survives)
         yes_or_no("digests", self.digests)
         for name in ("heartbeat", "timeout"):
             positive(name, getattr(self, name))
@@ -101,6 +106,11 @@ class SwapPlan:
     def _publishes(self, step: int) -> bool:
         copied = self.driver == SHARDED and step % self.snapshot_every == 0
         return copied or step % self.checkpoint_every == 0
+
+    @property
+    def outliving(self) -> int:
+        """Number of shards of which copies outlive their processes."""
+        return self.active if self.driver == SHARDED and self.machine_survives else 0
 
     @property
     def members(self) -> tuple[str, ...]:

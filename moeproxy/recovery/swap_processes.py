@@ -23,6 +23,7 @@ LIGHTHOUSE = "lighthouse"
 ADDRESS = "lighthouse.address"
 """File that says where it is."""
 
+_SHARDS = "MOEPROXY_SHARDS"
 _PRELOAD = "moeproxy.recovery.preload"
 _PATIENCE_S = 10.0
 _BEAT_S = 1.0
@@ -42,10 +43,12 @@ class Processes:
         folder: of the job.
         module: of its driver; its `serve(folder, name)` is what a process does.
         members: who is started at the beginning.
+        shards: number of files in memory that outlive who writes to them, but not this process and the members.
     """
 
-    def __init__(self, folder: Path, module: str, members: tuple[str, ...]) -> None:
-        self._folder, self._module, self._members = folder, module, members
+    def __init__(self, folder: Path, module: str, members: tuple[str, ...], shards: int = 0) -> None:
+        self._folder, self._module, self._members, self._shards = folder, module, members, shards
+        self._files: list[int] = []
         self._context = context(_PRELOAD)
         self._running: dict[str, Any] = {}
         self._pipes: dict[str, Connection] = {}
@@ -64,6 +67,9 @@ class Processes:
 
     def start_all(self) -> None:
         """Start the lighthouse and the first members."""
+        if hasattr(os, "memfd_create"):  # elsewhere copies end with their process
+            self._files = [os.memfd_create(f"shard-{number}") for number in range(self._shards)]
+        self._environment[_SHARDS] = os.pathsep.join(f"/proc/{os.getpid()}/fd/{file}" for file in self._files)
         for name in (LIGHTHOUSE, *self._members):
             self.start(name)
 
@@ -110,7 +116,9 @@ class Processes:
             self.end(name)
         for pipe in self._pipes.values():
             pipe.close()
-        for kept in (self._running, self._pipes, self._heard):
+        for file in self._files:
+            os.close(file)
+        for kept in (self._running, self._pipes, self._heard, self._files):
             kept.clear()
         deadline = time.monotonic() + _PATIENCE_S
         while (left := marked(self._folder)) and time.monotonic() < deadline:
@@ -135,6 +143,11 @@ def marked(folder: Path) -> list[int]:
             if comm == f"({name}" and after[0] not in "ZX" and int(pid) != os.getpid():
                 found.append(int(pid))
     return found
+
+
+def outliving() -> list[str]:
+    """Return in a member the job's files in memory, one for each rank; none where they end with their process."""
+    return [place for place in os.environ.get(_SHARDS, "").split(os.pathsep) if place]
 
 
 def _mark(folder: Path) -> str:

@@ -31,7 +31,8 @@ from tests.recovery.processes import watched
 MODEL = data_dir() / "models" / "qwen3-moe-tiny"
 LIMIT = 150.0  # a job takes ten seconds; on a busy machine its processes alone take that
 PLAN = SwapPlan(MODEL, driver="sharded", steps=12, timeout=10.0)
-FOUR = replace(PLAN, active=4, spares=2, steps=8, batch=8)
+APART = replace(PLAN, machine_survives=False)
+FOUR = replace(APART, active=4, spares=2, steps=8, batch=8)
 
 pytestmark = [pytest.mark.job, pytest.mark.usefixtures("fork_server")]
 
@@ -80,6 +81,37 @@ def _strike(folder: Path, members: set[str], step: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize(
+    "mishap",
+    [
+        Mishap("trainer-1", 7, "publish"),
+        pytest.param(Mishap("trainer-0", 7, "publish"), marks=pytest.mark.kill),
+        pytest.param(Mishap("trainer-1", 7, "update"), marks=pytest.mark.kill),
+    ],
+    ids=["while a snapshot is pushed", "rank 0 while a snapshot is pushed", "in an update"],
+)
+def test_a_process_that_dies_costs_no_step_where_its_machine_stays(
+    mishap: Mishap, calm: Callable[[SwapPlan], SwapRun], tmp_path: Path
+) -> None:
+    found = hot_swap(replace(PLAN, mishaps=(mishap,)), tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.step, found.lost) == (True, 12, 0), found
+    assert recovery.verify(calm(PLAN).folder, found.folder).equal
+    last = _restored(found)[-1].info
+    assert (last["source"], last["moved"]) == ("memory", [])
+
+
+@pytest.mark.kill
+def test_all_that_die_at_once_cost_no_step_where_their_machines_stay(
+    calm: Callable[[SwapPlan], SwapRun], tmp_path: Path
+) -> None:
+    _strike(tmp_path / "a", {"trainer-0", "trainer-1"}, 8)
+    plan = replace(PLAN, spares=2)
+    found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
+    assert (found.finished, found.step, found.lost) == (True, 12, 0), found
+    assert recovery.verify(calm(plan).folder, found.folder).equal
+    assert {event.info["source"] for event in _restored(found)} == {"memory"}
+
+
+@pytest.mark.parametrize(
     ("mishaps", "spares", "moved", "lost"),
     [
         ((Mishap("trainer-1", 7, "update"),), 1, [1], 0),
@@ -98,7 +130,7 @@ def test_a_shard_comes_back_from_the_neighbours_memory(
     calm: Callable[[SwapPlan], SwapRun],
     tmp_path: Path,
 ) -> None:
-    plan = replace(PLAN, spares=spares, mishaps=mishaps)
+    plan = replace(APART, spares=spares, mishaps=mishaps)
     found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
     assert (found.finished, found.step) == (True, 12), found
     assert recovery.verify(calm(plan).folder, found.folder).equal
@@ -161,7 +193,7 @@ def test_two_at_once_come_back_from_memory_when_they_are_no_neighbours(
 def test_two_neighbours_at_once_cost_the_steps_since_the_checkpoint(
     calm: Callable[[SwapPlan], SwapRun], tmp_path: Path
 ) -> None:
-    plan = replace(PLAN, spares=2)
+    plan = replace(APART, spares=2)
     _strike(tmp_path / "a", {"trainer-0", "trainer-1"}, 8)
     found = hot_swap(plan, tmp_path / "a", limit=LIMIT)
     assert (found.finished, found.step) == (True, 12), found

@@ -82,8 +82,6 @@ def test_training_hears_of_a_push_that_failed(made: tuple) -> None:
 def test_what_was_given_up_writes_to_memory_no_more(made: tuple) -> None:
     pusher, memory, go, _ = made
     pusher.put(1)
-    while not memory.own:
-        threading.Event().wait(0.01)
     pusher.drop()
     go.set()
     pusher._thread.join(20)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from moeproxy.errors import RecoveryError
+from moeproxy.recovery.copies import KEPT, Copies, Outliving
 from moeproxy.recovery.links import Links, open_sockets
-from moeproxy.recovery.shards import KEPT, Memory, Shard, choose, place
+from moeproxy.recovery.shards import Memory, Shard, choose, place
 
 
 def _rank(own: list[int], peer: list[int]) -> dict[str, list[int]]:
@@ -65,23 +70,87 @@ def test_the_last_ones_fill_the_gaps_whoever_dies() -> None:
                 assert all(places[rank] == rank for rank in living if rank < world - count)
 
 
-def test_memory_keeps_the_newest_and_uses_room_again() -> None:
-    memory = Memory()
-    memory.become(1)
+def _written(copies: Copies, step: int, numel: int = 3) -> None:
+    flat = copies.room(numel)
+    flat.fill_(float(step))
+    copies.keep(step, flat)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> list[str]:
+    for rank in range(2):
+        (tmp_path / f"shard-{rank}").touch()
+    return [str(tmp_path / f"shard-{rank}") for rank in range(2)]
+
+
+@pytest.mark.parametrize("outliving", [False, True])
+def test_memory_keeps_the_newest_and_uses_room_again(outliving: bool, places: list[str]) -> None:
+    memory = Memory(places if outliving else ())
+    memory.become(1, 3)
     for step in range(5):
-        memory.keep(memory.own, step, torch.full((3,), float(step)))
-    memory.keep(memory.peer, 4, torch.zeros(2))
+        _written(memory.own, step)
+    memory.peer.keep(4, torch.zeros(2))
     assert memory.steps() == {"own": [2, 3, 4], "peer": [4]}
-    used = memory.room(3)
-    assert float(used[0]) in (0.0, 1.0)  # what fell out
-    assert all(used is not kept for kept in memory.own.values())
-    assert memory.room(7).numel() == 7
+    assert [float(memory.own[step][0]) for step in (2, 3, 4)] == [2.0, 3.0, 4.0]
+    assert float(memory.own.room(3)[0]) in (0.0, 1.0)  # what fell out
+    assert memory.peer.room(7).numel() == 7
     memory.cut(3)
     assert memory.steps() == {"own": [2, 3], "peer": []}
-    memory.become(1)
+    _written(memory.own, 3)  # a step that is copied again
+    memory.become(1, 3)
     assert memory.steps()["own"] == [2, 3]
-    memory.become(0)  # a spare that takes a dead rank's place has nothing of it
+    memory.become(0, 3)  # of another rank's shard it has nothing
     assert memory.steps() == {"own": [], "peer": []}
+    memory.become(1, 3)
+    assert memory.steps()["own"] == ([2, 3] if outliving else [])
+
+
+_WRITER = """
+import os, sys
+from moeproxy.recovery.copies import Outliving
+copies = Outliving(sys.argv[1], 1000)
+for step in range(1, 10_000):
+    flat = copies.room(1000)
+    flat.fill_(float(step))
+    copies.keep(step, flat)
+    if step == 5:
+        print("writes", flush=True)
+"""
+
+
+def test_copies_outlive_a_process_that_dies_at_any_moment(places: list[str]) -> None:
+    for delay in (0.0, 0.01, 0.02, 0.05):
+        with subprocess.Popen([sys.executable, "-c", _WRITER, places[0]], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"writes\n"
+            time.sleep(delay)
+            writer.kill()
+        left = Outliving(places[0], 1000)
+        assert len(left.steps) == KEPT
+        assert left.steps == list(range(left.steps[0], left.steps[-1] + 1))
+        assert all(left[step].eq(float(step)).all() for step in left.steps)
+        _written(left, left.steps[-1] + 1, 1000)
+        left.cut(0)
+        assert left.steps == []
+
+
+def test_a_step_that_was_marked_twice_is_there_once(places: list[str]) -> None:
+    copies = Outliving(places[0], 3)
+    for step in (1, 2):
+        _written(copies, step)
+    copies._head[2] = 3  # as of a process that died before it gave the older copy of step 2 up
+    again = Outliving(places[0], 3)
+    assert again.steps == [1, 2]
+    for step in (3, 4, 5):
+        _written(again, step)
+    assert again.steps == [3, 4, 5]
+
+
+def test_memory_of_another_shard_is_not_used(places: list[str]) -> None:
+    _written(Outliving(places[0], 3), 7)
+    assert Outliving(places[0], 4).steps == []
+    with pytest.raises(ValueError, match="slots of 4 values, not 3"):
+        Outliving(places[0], 4).room(3)
 
 
 def test_a_shard_is_copied_and_restored_with_its_moments(tmp_path_factory: pytest.TempPathFactory) -> None:
