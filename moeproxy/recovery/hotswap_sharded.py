@@ -1,11 +1,11 @@
 """Hot swap of sharded state: FSDP2 on nvidia-resiliency-ext's in-process restart, and a copy of each shard next door.
 
-Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. A step ends with a copy of it (weights
-and Adam's moments) in memory of the machine that outlives the process; a thread pushes the copy into the right
-neighbour's memory beside the next step, over a group of its own. When a rank dies, the engine lets the living ones
-start over within their processes and gives the dead one's number to a spare, which takes the shard from the machine's
-memory, or from the neighbour where that died with it. If a neighbour died, too, all go back to the newest checkpoint
-that every shard has on disk.
+Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. A thread copies it (weights and
+Adam's moments) beside the next forward pass, to memory of the machine that outlives the process; with that the step is
+done. It pushes the copy into the right neighbour's memory beside the rest of the step, over a group of its own. When a
+rank dies, the engine lets the living ones start over within their processes and gives the dead one's number to a spare,
+which takes the shard from the machine's memory, or from the neighbour where that died with it. If a neighbour died,
+too, all go back to the newest checkpoint that every shard has on disk.
 """
 
 from __future__ import annotations
@@ -116,12 +116,14 @@ class Rank:
             self.me.finish()
 
     def _steps(self, model: Any, optimizer: Any, pusher: Pusher, step: int, rank: int) -> None:
-        plan, beside = self.me.plan, bool(step)
+        """Train to the end; a step is said to be done once it is copied, beside the next forward pass."""
+        plan, beside, done = self.me.plan, bool(step), _Done(self.me, pusher, rank)
         while step < plan.steps:
             step += 1
             began = time.monotonic()
-            self.me.say(ev.STEP_BEGIN, step, rank=rank)
             loss = self.me.loss(model, step, rank)
+            done.say()
+            self.me.say(ev.STEP_BEGIN, step, rank=rank)
             loss.backward()
             blocked = pusher.arrived()
             mishap = self.me.suffer("update", step)
@@ -134,9 +136,9 @@ class Rank:
                 pusher.put(step)
             self.step = max(self.step, step)
             # `beside`: the step after a snapshot is the one beside which it is copied and pushed, and so pays for it.
-            took = time.monotonic() - began
-            self.me.say(ev.STEP_COMMIT, step, rank=rank, seconds=took, blocked=blocked, beside=beside)
+            done.step(step, seconds=time.monotonic() - began, blocked=blocked, beside=beside)
             beside = due
+        done.say()
 
     def _recovered(self, shard: Shard, rank: int, world: int) -> int:
         """Restore the newest step that every shard can be had of, and return it; 0 when there is none."""
@@ -168,6 +170,32 @@ class Rank:
                 flat = self.memory.own.room(shard.numel)
                 dist.recv(flat, helper)
                 self.memory.own.keep(step, flat)
+
+
+class _Done:
+    """The step that is done but for its copy.
+
+    Args:
+        me: says so.
+        pusher: takes the copy.
+        rank: of this process.
+    """
+
+    def __init__(self, me: SwapMember, pusher: Pusher, rank: int) -> None:
+        self._me, self._pusher, self._rank = me, pusher, rank
+        self._step: tuple[int, dict[str, Any]] | None = None
+
+    def step(self, step: int, **info: Any) -> None:
+        """Note a step and what is to be said of it."""
+        self._step = step, info
+
+    def say(self) -> None:
+        """Log the step that was noted, once its copy is whole."""
+        if self._step is not None:
+            step, info = self._step
+            self._pusher.copied()
+            self._me.say(ev.STEP_COMMIT, step, rank=self._rank, **info)
+            self._step = None
 
 
 def _sharded(me: SwapMember, world: int) -> Any:

@@ -1,8 +1,9 @@
-"""A rank's copies of its shard, and the thread that pushes them into its neighbour's memory while training goes on.
+"""The thread of a rank that copies its shard while training goes on, and pushes the copy into its neighbour's memory.
 
-The copy is taken before the step counts as done. It costs little, and its memory may outlive the process. The push goes
-on beside the next forward and backward pass; before the next optimizer step training waits for what has not arrived
-yet: weights never move on from a state that nobody else has.
+A copy may be taken as long as nobody writes to the shard: from the end of an optimizer step until the next one. The
+forward and backward pass between them only read it, so copy and push go on beside them. A step counts as done once it
+is copied, to memory that may outlive the process. Before the next optimizer step training waits for what has not
+arrived yet: weights never move on from a state that nobody else has.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOOK_S = 0.05
 
 
 class Pusher:
-    """Copies at once, and pushes in a thread.
+    """Copies and pushes, in a thread.
 
     Args:
         me: events, digests, mishaps.
@@ -45,21 +46,33 @@ class Pusher:
         self._right, self._left = (rank + 1) % len(sizes), (rank - 1) % len(sizes)
         self._left_numel = sizes[self._left]
         self._disk = Checkpoints(shard_folder(me.folder, rank))
-        self._queue: queue.Queue[tuple[int, torch.Tensor] | None] = queue.Queue()
-        self._arrived = threading.Event()
+        self._queue: queue.Queue[int | None] = queue.Queue()
+        self._copied, self._arrived = threading.Event(), threading.Event()
+        self._copied.set()
         self._arrived.set()
         self._problem: BaseException | None = None
+        self._asked = self._whole = 0
         self._over, self._lock = False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"pusher-{rank}", daemon=True)
         self._thread.start()
 
     def put(self, step: int) -> None:
-        """Copy the shard as it is after a step and have that pushed; the next may be taken once it has `arrived`."""
-        own = self._memory.own.room(self._shard.numel)
-        self._shard.copy_to(own)
-        self._memory.own.keep(step, own)
+        """Have the shard copied and pushed as it is after a step; it must not change until that has `arrived`."""
+        self._copied.clear()
         self._arrived.clear()
-        self._queue.put((step, own))
+        self._asked = step
+        self._queue.put(step)
+
+    def copied(self) -> float:
+        """Wait until the newest copy is whole, and return the seconds that it took.
+
+        Raises:
+            RecoveryError: it could not be taken.
+        """
+        seconds = _waited(self._copied)
+        if self._whole != self._asked:
+            raise RecoveryError(f"rank {self._rank} could not copy its shard ({self._problem})")
+        return seconds
 
     def arrived(self) -> float:
         """Wait until the newest copy is in the neighbours' memories, and return the seconds that it took.
@@ -67,14 +80,10 @@ class Pusher:
         Raises:
             RecoveryError: it could not be pushed.
         """
-        began = time.monotonic()
-        # The engine stops a rank by an exception in this thread, which comes only between two instructions: one long
-        # wait for a push over a connection that is gone would hold it up until the engine kills the process.
-        while not self._arrived.wait(_LOOK_S):
-            pass
+        seconds = _waited(self._arrived)
         if self._problem is not None:
             raise RecoveryError(f"rank {self._rank} could not push its shard ({self._problem})")
-        return time.monotonic() - began
+        return seconds
 
     def close(self) -> None:
         """Let what is under way arrive and be written, and end the thread."""
@@ -85,7 +94,8 @@ class Pusher:
     def drop(self) -> None:
         """Give up what is under way; memory is not written to any more, wherever the thread may wait.
 
-        It was seen to wait for a minute on a connection whose other end had died, well beyond gloo's own limit.
+        A copy that is being taken is finished first. For a push it was seen to wait for a minute on a connection whose
+        other end had died, well beyond gloo's own limit.
         """
         with self._lock:
             self._over = True
@@ -94,14 +104,25 @@ class Pusher:
     def _run(self) -> None:
         give_way()
         try:
-            while (taken := self._queue.get()) is not None and not self._over:
-                step, own = taken
+            while (step := self._queue.get()) is not None and (own := self._copy(step)) is not None:
+                self._copied.set()
                 self._push(step, own)
                 self._arrived.set()
                 self._log(step, own)
         except Exception as error:  # training hears of it with its next step
             self._problem = error
+            self._copied.set()
             self._arrived.set()
+
+    def _copy(self, step: int) -> torch.Tensor | None:
+        with self._lock:
+            if self._over:
+                return None
+            own = self._memory.own.room(self._shard.numel)
+            self._shard.copy_to(own)
+            self._memory.own.keep(step, own)
+            self._whole = step
+            return own
 
     def _push(self, step: int, own: torch.Tensor) -> None:
         arriving = self._memory.peer.room(self._left_numel)
@@ -127,3 +148,15 @@ class Pusher:
                 problem = str(error)
             # Training waited for none of it, or will say so as `blocked`.
             self._me.say(ev.CHECKPOINT, step, seconds=0.0, took=time.monotonic() - began, problem=problem)
+
+
+def _waited(event: threading.Event) -> float:
+    """Wait for an event of the other thread, and return the seconds.
+
+    The engine stops a rank by an exception in its thread, which comes only between two instructions: one long wait for
+    a push over a connection that is gone would hold it up until the engine kills the process.
+    """
+    began = time.monotonic()
+    while not event.wait(_LOOK_S):
+        pass
+    return time.monotonic() - began

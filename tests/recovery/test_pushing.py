@@ -19,12 +19,17 @@ from moeproxy.recovery.swap_member import SwapMember
 
 
 class _Shard(Shard):
-    """Three values that count the copies taken."""
+    """Three values that count the copies taken, each once it may."""
 
     def __init__(self) -> None:
         self.numel, self.copies = 3, 0
+        self.may, self.error = threading.Event(), ""
+        self.may.set()
 
     def copy_to(self, flat: torch.Tensor) -> None:
+        assert self.may.wait(20)
+        if self.error:
+            raise RuntimeError(self.error)
         self.copies += 1
         flat.fill_(float(self.copies))
 
@@ -69,11 +74,41 @@ def test_a_copy_arrives_next_door_and_the_left_ones_here(made: tuple) -> None:
     assert memory.peer[2].tolist() == [20.0] * 5  # rank 2 is on the left, and its shard is larger
 
 
+def test_a_step_is_copied_before_it_is_done_and_what_was_given_up_is_copied_to_the_end(made: tuple) -> None:
+    pusher, memory, go, _ = made
+    go.set()
+    pusher._shard.may.clear()
+    pusher.put(1)
+    for act in (pusher.copied, pusher.drop):
+        waiting = threading.Thread(target=act, daemon=True)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+    assert memory.steps()["own"] == []
+    pusher._shard.may.set()
+    waiting.join(20)
+    assert pusher.copied() < 1
+    assert memory.steps() == {"own": [1], "peer": []}
+    pusher._thread.join(20)
+    pusher.put(2)  # nobody takes it any more
+    assert memory.steps()["own"] == [1]
+
+
+def test_training_hears_of_a_copy_that_failed(made: tuple) -> None:
+    pusher, memory, _, _ = made
+    pusher._shard.error = "no memory"
+    pusher.put(1)
+    with pytest.raises(RecoveryError, match=r"rank 0 could not copy its shard \(no memory\)"):
+        pusher.copied()
+    assert memory.steps() == {"own": [], "peer": []}
+
+
 def test_training_hears_of_a_push_that_failed(made: tuple) -> None:
     pusher, memory, go, error = made
     error.append("connection gone")
     go.set()
     pusher.put(1)
+    assert pusher.copied() < 5
     with pytest.raises(RecoveryError, match=r"rank 0 could not push its shard \(connection gone\)"):
         pusher.arrived()
     assert memory.steps() == {"own": [1], "peer": []}
@@ -82,6 +117,7 @@ def test_training_hears_of_a_push_that_failed(made: tuple) -> None:
 def test_what_was_given_up_writes_to_memory_no_more(made: tuple) -> None:
     pusher, memory, go, _ = made
     pusher.put(1)
+    pusher.copied()
     pusher.drop()
     go.set()
     pusher._thread.join(20)
