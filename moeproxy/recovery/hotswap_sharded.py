@@ -1,11 +1,11 @@
 """Hot swap of sharded state: FSDP2 on nvidia-resiliency-ext's in-process restart, and a copy of each shard next door.
 
-Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. A thread copies it (weights and
-Adam's moments) beside the next forward pass, to memory of the machine that outlives the process; with that the step is
-done. It pushes the copy into the right neighbour's memory beside the rest of the step, over a group of its own. When a
-rank dies, the engine lets the living ones start over within their processes and gives the dead one's number to a spare,
-which takes the shard from the machine's memory, or from the neighbour where that died with it. If a neighbour died,
-too, all go back to the newest checkpoint that every shard has on disk.
+Run by `moeproxy.recovery.hotswap`. Every rank owns a shard that no other has. A thread copies it (weights and Adam's
+moments) beside the next step, to memory of the machine that outlives the process; with that the step is done. Then it
+pushes the copy into the right neighbour's memory, over a group of its own. When a rank dies, the engine lets the living
+ones start over within their processes and gives the dead one's number to a spare, which takes the shard from the
+machine's memory, or from the neighbour where that died with it. If a neighbour's machine died, too, all go back to the
+newest checkpoint that every shard has on disk.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ class Rank:
             self.me.finish()
 
     def _steps(self, model: Any, optimizer: Any, pusher: Pusher, step: int, rank: int) -> None:
-        """Train to the end; a step is said to be done once it is copied, beside the next forward pass."""
-        plan, beside, done = self.me.plan, bool(step), _Done(self.me, pusher, rank)
+        """Train to the end; a step is said to be done once it is copied, beside the next forward and backward pass."""
+        plan, beside, said = self.me.plan, bool(step), _Said(self.me, pusher, rank, step)
         while step < plan.steps:
             step += 1
             began = time.monotonic()
             loss = self.me.loss(model, step, rank)
-            done.say()
-            self.me.say(ev.STEP_BEGIN, step, rank=rank)
+            said.begin(step, wait=False)  # the copy must not hold training up
             loss.backward()
             blocked = pusher.arrived()
+            said.begin(step)
             mishap = self.me.suffer("update", step)
             if mishap and mishap.kind in NETWORK:
                 fail(self.me.folder, self.iteration, rank, mishap.kind)
@@ -136,9 +136,9 @@ class Rank:
                 pusher.put(step)
             self.step = max(self.step, step)
             # `beside`: the step after a snapshot is the one beside which it is copied and pushed, and so pays for it.
-            done.step(step, seconds=time.monotonic() - began, blocked=blocked, beside=beside)
+            said.done(step, seconds=time.monotonic() - began, blocked=blocked, beside=beside)
             beside = due
-        done.say()
+        said.begin(plan.steps)
 
     def _recovered(self, shard: Shard, rank: int, world: int) -> int:
         """Restore the newest step that every shard can be had of, and return it; 0 when there is none."""
@@ -172,30 +172,34 @@ class Rank:
                 self.memory.own.keep(step, flat)
 
 
-class _Done:
-    """The step that is done but for its copy.
+class _Said:
+    """Logs steps: that one is done once its copy is whole, and only then that the next has begun.
 
     Args:
-        me: says so.
-        pusher: takes the copy.
+        me: logs.
+        pusher: takes the copies.
         rank: of this process.
+        step: the last one that was done before.
     """
 
-    def __init__(self, me: SwapMember, pusher: Pusher, rank: int) -> None:
+    def __init__(self, me: SwapMember, pusher: Pusher, rank: int, step: int) -> None:
         self._me, self._pusher, self._rank = me, pusher, rank
-        self._step: tuple[int, dict[str, Any]] | None = None
+        self._done: tuple[int, dict[str, Any]] | None = None
+        self._begun = step
 
-    def step(self, step: int, **info: Any) -> None:
-        """Note a step and what is to be said of it."""
-        self._step = step, info
+    def done(self, step: int, **info: Any) -> None:
+        """Note a step that is done but for its copy, and what is to be said of it."""
+        self._done = step, info
 
-    def say(self) -> None:
-        """Log the step that was noted, once its copy is whole."""
-        if self._step is not None:
-            step, info = self._step
-            self._pusher.copied()
-            self._me.say(ev.STEP_COMMIT, step, rank=self._rank, **info)
-            self._step = None
+    def begin(self, step: int, *, wait: bool = True) -> None:
+        """Say that the step before is done and this one has begun, unless that was said, or has to wait and may not."""
+        if self._done is not None and self._pusher.copied(wait=wait):
+            before, info = self._done
+            self._me.say(ev.STEP_COMMIT, before, rank=self._rank, **info)
+            self._done, self._begun = None, max(self._begun, before)
+        if self._done is None and step > self._begun:
+            self._me.say(ev.STEP_BEGIN, step, rank=self._rank)
+            self._begun = step
 
 
 def _sharded(me: SwapMember, world: int) -> Any:

@@ -63,16 +63,18 @@ class Pusher:
         self._asked = step
         self._queue.put(step)
 
-    def copied(self) -> float:
-        """Wait until the newest copy is whole, and return the seconds that it took.
+    def copied(self, *, wait: bool = True) -> bool:
+        """Return whether the newest copy is whole, if need be once it is.
 
         Raises:
             RecoveryError: it could not be taken.
         """
-        seconds = _waited(self._copied)
+        if not wait and not self._copied.is_set():
+            return False
+        _waited(self._copied)
         if self._whole != self._asked:
             raise RecoveryError(f"rank {self._rank} could not copy its shard ({self._problem})")
-        return seconds
+        return True
 
     def arrived(self) -> float:
         """Wait until the newest copy is in the neighbours' memories, and return the seconds that it took.
