@@ -88,8 +88,8 @@ def test_a_step_is_copied_before_it_is_done_and_what_was_given_up_is_copied_to_t
     assert not pusher.copied(wait=False)
     pusher._shard.may.set()
     waiting.join(20)
-    assert pusher.copied(wait=False)
-    assert memory.steps() == {"own": [1], "peer": []}
+    assert pusher.copied()
+    assert memory.own.steps == [1]
     pusher._thread.join(20)
     pusher.put(2)  # nobody takes it any more
     assert memory.steps()["own"] == [1]
